@@ -1,0 +1,303 @@
+//! The samples of one tree -> its depth-first positions and segments.
+//!
+//! The tree is cut out of the trie over all samples: `Shape` collects its nodes, `write_positions` lays them out.
+//! The descendants of a node are then one contiguous range.
+
+use crate::arrays::Arrays;
+use crate::samples::{Samples, TokenColumn};
+use crate::simd::{copy_ids, iota_i32, iota_i64};
+use crate::trie::{Trie, NONE, ROOT};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    LargestFirst,
+    FirstSeen,
+}
+
+/// A node of one tree.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Node of the trie.
+    pub node: u32,
+    /// Parent in this tree, `NONE` at a root.
+    pub parent: u32,
+    /// First sample of this tree that passes.
+    pub owner: u32,
+    /// Depths of the node.
+    pub start: u32,
+    pub end: u32,
+    /// Positions of the subtree.
+    pub size: u32,
+    /// Samples of this tree that pass.
+    pub samples: u32,
+    children: u32,
+    ends: bool,
+    /// Begins a segment, that is an unbranched run: the parent ends a sample or has other children.
+    begins: bool,
+    /// Packed index of the first position.
+    pub at: u32,
+    pub segment: u32,
+    /// The place that begins the contiguous piece of the path in which this one lies.
+    pub top: u32,
+}
+
+impl Place {
+    pub fn len(&self) -> u32 {
+        self.end - self.start
+    }
+
+    /// One past the packed index of the last position.
+    pub fn stop(&self) -> u32 {
+        self.at + self.len()
+    }
+}
+
+/// Samples `a` and `b` share the position of `token` and differ in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    pub a: u32,
+    pub b: u32,
+    pub token: u32,
+}
+
+/// The places of one tree, parents before children, and their depth-first order. Reused from tree to tree.
+pub struct Shape {
+    pub places: Vec<Place>,
+    /// Depth-first order of the places.
+    pub order: Vec<u32>,
+    /// Place of each node of the trie, `NONE` outside this tree.
+    place_of: Vec<u32>,
+    pub positions: usize,
+    pub segments: usize,
+    /// For each per-token column: the first two samples that disagree on it.
+    pub disagreements: Vec<Option<Disagreement>>,
+    fresh: Vec<u32>,
+    child_offsets: Vec<u32>,
+    child_list: Vec<u32>,
+    stack: Vec<u32>,
+}
+
+impl Shape {
+    pub fn new(trie: &Trie) -> Self {
+        Shape {
+            places: Vec::new(),
+            order: Vec::new(),
+            place_of: vec![NONE; trie.nodes.len()],
+            positions: 0,
+            segments: 0,
+            disagreements: Vec::new(),
+            fresh: Vec::new(),
+            child_offsets: Vec::new(),
+            child_list: Vec::new(),
+            stack: Vec::new(),
+        }
+    }
+
+    /// Collects and orders the nodes of a tree. O(nodes of the tree), and for columns that all samples agree on one
+    /// comparison of what they share.
+    pub fn build(&mut self, trie: &Trie, samples: &Samples, members: &[u32], order: Order) {
+        for place in &self.places {
+            self.place_of[place.node as usize] = NONE;
+        }
+        self.places.clear();
+        self.disagreements.clear();
+        self.disagreements.resize(samples.token_columns.len(), None);
+        for &sample in members {
+            let shared = self.add_path(trie, sample);
+            if self.disagreements.iter().any(Option::is_none) {
+                self.compare_columns(&samples.token_columns, shared, sample);
+            }
+        }
+        for i in (0..self.places.len()).rev() {
+            let Place { parent, size, samples, .. } = self.places[i];
+            if parent != NONE {
+                let above = &mut self.places[parent as usize];
+                above.size += size;
+                above.samples += samples;
+                above.children += 1;
+            }
+        }
+        self.sort(order);
+        self.number();
+    }
+
+    pub fn place_of_leaf(&self, trie: &Trie, sample: u32) -> u32 {
+        self.place_of[trie.leaf[sample as usize] as usize]
+    }
+
+    /// Adds the nodes of a sample's path that are new; returns the lowest place that was there before.
+    fn add_path(&mut self, trie: &Trie, sample: u32) -> u32 {
+        self.fresh.clear();
+        let mut node = trie.leaf[sample as usize];
+        while node != ROOT && self.place_of[node as usize] == NONE {
+            self.fresh.push(node);
+            node = trie.nodes[node as usize].parent;
+        }
+        let shared = if node == ROOT { NONE } else { self.place_of[node as usize] };
+        let mut parent = shared;
+        for &node in self.fresh.iter().rev() {
+            let edge = &trie.nodes[node as usize];
+            let place = self.places.len() as u32;
+            self.place_of[node as usize] = place;
+            self.places.push(Place {
+                node,
+                parent,
+                owner: sample,
+                start: edge.start,
+                end: edge.end,
+                size: edge.len(),
+                samples: 0,
+                children: 0,
+                ends: false,
+                begins: true,
+                at: 0,
+                segment: 0,
+                top: 0,
+            });
+            parent = place;
+        }
+        let last = &mut self.places[parent as usize];
+        last.ends = true;
+        last.samples += 1;
+        shared
+    }
+
+    fn compare_columns(&mut self, columns: &[TokenColumn], mut place: u32, sample: u32) {
+        while place != NONE {
+            let Place { owner, start, end, parent, .. } = self.places[place as usize];
+            for (column, found) in columns.iter().zip(&mut self.disagreements) {
+                let (from, to) = (start as usize * column.width, end as usize * column.width);
+                let (a, b) = (&column.rows[owner as usize][from..to], &column.rows[sample as usize][from..to]);
+                if found.is_none() && a != b {
+                    let same = a.iter().zip(b).take_while(|(x, y)| x == y).count();
+                    let token = start + (same / column.width) as u32;
+                    *found = Some(Disagreement { a: owner, b: sample, token });
+                }
+            }
+            place = parent;
+        }
+    }
+
+    /// Depth-first order. Places are in order of first arrival, and so are the children of each before they are sorted.
+    fn sort(&mut self, order: Order) {
+        let count = self.places.len();
+        // A slot for the roots, then one for the children of each place.
+        let slot = |parent: u32| parent.wrapping_add(1) as usize;
+        self.child_offsets.clear();
+        self.child_offsets.resize(count + 2, 0);
+        for place in &self.places {
+            self.child_offsets[slot(place.parent) + 1] += 1;
+        }
+        for i in 0..count + 1 {
+            self.child_offsets[i + 1] += self.child_offsets[i];
+        }
+        self.child_list.clear();
+        self.child_list.resize(count, 0);
+        // Filled from the back, which moves the end of slot s, kept at s + 1, to its start.
+        for i in (0..count).rev() {
+            let next = &mut self.child_offsets[slot(self.places[i].parent) + 1];
+            *next -= 1;
+            self.child_list[*next as usize] = i as u32;
+        }
+        let children = |slot: usize, starts: &[u32]| {
+            let end = starts.get(slot + 2).copied().unwrap_or(count as u32);
+            starts[slot + 1] as usize..end as usize
+        };
+        if order == Order::LargestFirst {
+            for slot in 0..count + 1 {
+                let range = children(slot, &self.child_offsets);
+                if range.len() > 1 {
+                    self.child_list[range].sort_by_key(|&child| std::cmp::Reverse(self.places[child as usize].size));
+                }
+            }
+        }
+        self.order.clear();
+        self.stack.clear();
+        self.stack.extend(self.child_list[children(0, &self.child_offsets)].iter().rev());
+        while let Some(place) = self.stack.pop() {
+            self.order.push(place);
+            let range = children(slot(place), &self.child_offsets);
+            self.stack.extend(self.child_list[range].iter().rev());
+        }
+    }
+
+    /// Packed index and segment of each place, in depth-first order.
+    fn number(&mut self) {
+        let (mut at, mut segments) = (0, 0);
+        for &id in &self.order {
+            let Place { parent, .. } = self.places[id as usize];
+            let above = self.places.get(parent as usize).copied();
+            let place = &mut self.places[id as usize];
+            place.at = at;
+            at += place.len();
+            place.top = id;
+            place.begins = true;
+            if let Some(above) = above {
+                place.begins = above.ends || above.children > 1;
+                if above.stop() == place.at {
+                    place.top = above.top;
+                }
+                place.segment = above.segment;
+            }
+            if place.begins {
+                place.segment = segments;
+                segments += 1;
+            }
+        }
+        self.positions = at as usize;
+        self.segments = segments as usize;
+    }
+}
+
+/// Writes the per-position and per-segment arrays. Returns 0 if all ids are within `0..=i32::MAX`.
+#[inline(always)]
+pub fn write_positions(shape: &Shape, samples: &Samples, offsets: &[u32], out: &mut Arrays) -> u64 {
+    let mut bad = 0;
+    for &id in &shape.order {
+        let place = &shape.places[id as usize];
+        let at = place.at as usize;
+        let range = at..at + place.len() as usize;
+        let ids = &samples.ids[place.owner as usize][place.start as usize..place.end as usize];
+        bad |= copy_ids(&mut out.input_ids[range.clone()], ids);
+        iota_i64(&mut out.position_ids[range.clone()], place.start as i64);
+        iota_i32(&mut out.parent[range.clone()], at as i32 - 1);
+        out.subtree_end[range.clone()].fill((place.at + place.size) as i32);
+        let source = offsets[place.owner as usize] + place.start;
+        iota_i32(&mut out.position_source[range.clone()], source as i32);
+        out.position_samples[range].fill(place.samples as i32);
+        if place.begins {
+            let above = shape.places.get(place.parent as usize);
+            out.cu_segments[place.segment as usize] = at as i32;
+            out.segment_parent[place.segment as usize] = above.map_or(-1, |above| above.segment as i32);
+            out.parent[at] = above.map_or(-1, |above| above.stop() as i32 - 1);
+        }
+    }
+    if let Some(end) = out.cu_segments.last_mut() {
+        *end = shape.positions as i32;
+    }
+    bad
+}
+
+/// Padding sees nothing and is seen by nothing.
+pub fn write_padding(from: usize, out: &mut Arrays) {
+    let padding = from..out.input_ids.len();
+    out.input_ids[padding.clone()].fill(0);
+    out.position_ids[padding.clone()].fill(0);
+    out.parent[padding.clone()].fill(-1);
+    iota_i32(&mut out.subtree_end[padding.clone()], from as i32);
+    out.position_source[padding.clone()].fill(-1);
+    out.position_samples[padding].fill(0);
+}
+
+/// Gathers a per-token column by position; the samples agree on it.
+pub fn write_position_column(shape: &Shape, column: &TokenColumn, out: &mut [u8]) {
+    let width = column.width;
+    let mut at = 0;
+    for &place in &shape.order {
+        let place = &shape.places[place as usize];
+        let rows = &column.rows[place.owner as usize][place.start as usize * width..place.end as usize * width];
+        out[at..at + rows.len()].copy_from_slice(rows);
+        at += rows.len();
+    }
+    out[at..].fill(0);
+}

@@ -1,0 +1,40 @@
+//! treepack folds token sequences that share prefixes into prefix trees within a budget, so that every shared token
+//! is there once and no loss term is lost, and lays each tree out as flat arrays in depth-first order.
+//!
+//! The crate knows no Python (that is the feature `python`). Modules import in one direction:
+//!
+//! ```text
+//! error <- samples <- trie <- plan <- layout <- terms <- pack
+//! simd, runs, kept, fit, arrays, slab: one job each, beside them
+//! ```
+//!
+//! ```
+//! use treepack::{pack, Options, Samples};
+//! let (a, b) = ([1i64, 2, 3], [1i64, 2, 4]);
+//! let packed = pack(&Samples::new(vec![&a, &b]), &Options::new(16)).unwrap();
+//! assert_eq!(packed.tree(0).array::<i64>("input_ids"), [1, 2, 3, 4]);
+//! assert_eq!(packed.tree(0).array::<i32>("subtree_end"), [4, 4, 3, 4]);
+//! ```
+
+mod arrays;
+mod error;
+mod fit;
+mod kept;
+mod layout;
+mod pack;
+mod plan;
+mod runs;
+mod samples;
+mod simd;
+mod slab;
+mod terms;
+mod trie;
+
+#[cfg(feature = "python")]
+mod python;
+
+pub use arrays::{Field, Sizes, TreeView, ALIGN};
+pub use error::{PackError, MAX_INDEX};
+pub use layout::{Disagreement, Order};
+pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
+pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};

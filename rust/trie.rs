@@ -1,0 +1,250 @@
+//! Sequences -> one compressed trie over all of them, in one pass and linear time.
+//!
+//! A node is an edge: the elements at depths `start..end` of its owner, the first sample that brought them. Each
+//! sample is first compared with its predecessor, since neighbours mostly share the most; only what is left is
+//! looked up child by child. A short list of children is scanned, a long one has entries in a hash table, so that
+//! 10^5 children of one node stay linear.
+
+use hashbrown::HashTable;
+
+use crate::samples::Sequences;
+use crate::simd::{common_prefix, common_prefix_bytes};
+
+pub const NONE: u32 = u32::MAX;
+pub const ROOT: u32 = 0;
+/// Lists of up to this many children are scanned; longer ones are hashed.
+const SCAN: u32 = 8;
+
+#[derive(Clone, Copy)]
+pub struct Node {
+    /// Token, and with label branching the next token, of the first element; see `key`.
+    key: u64,
+    pub owner: u32,
+    pub start: u32,
+    pub end: u32,
+    pub parent: u32,
+    /// List of the children, kept while it is short enough to be scanned.
+    first_child: u32,
+    next_sibling: u32,
+    children: u32,
+}
+
+impl Node {
+    pub fn len(&self) -> u32 {
+        self.end - self.start
+    }
+}
+
+pub struct Trie {
+    pub nodes: Vec<Node>,
+    /// The node at which each sample ends.
+    pub leaf: Vec<u32>,
+    wide: HashTable<u32>,
+    /// Path of the previous sample, root first.
+    path: Vec<u32>,
+}
+
+impl Trie {
+    pub fn with_capacity(samples: usize) -> Self {
+        let root = Node {
+            key: 0,
+            owner: 0,
+            start: 0,
+            end: 0,
+            parent: NONE,
+            first_child: NONE,
+            next_sibling: NONE,
+            children: 0,
+        };
+        let mut nodes = Vec::with_capacity(2 * samples + 1);
+        nodes.push(root);
+        Trie { nodes, leaf: Vec::with_capacity(samples), wide: HashTable::new(), path: vec![ROOT] }
+    }
+
+    pub fn build(sequences: &impl Sequences, samples: usize) -> Self {
+        let mut trie = Trie::with_capacity(samples);
+        for _ in 0..samples {
+            trie.insert(sequences);
+        }
+        trie
+    }
+
+    /// Inserts the next sample (number `leaf.len()`) and returns the node at which it ends.
+    pub fn insert(&mut self, sequences: &impl Sequences) -> u32 {
+        let sample = self.leaf.len() as u32;
+        let length = sequences.ids(sample).len() as u32;
+        let mut depth = self.resume(sequences, sample);
+        let mut node = *self.path.last().unwrap_or(&ROOT);
+        while depth < length {
+            let key = key(sequences, sample, depth);
+            let Some((child, shared)) = self.find_child(sequences, node, key, sample, depth) else {
+                node = self.add_child(node, key, sample, depth, length);
+                self.path.push(node);
+                break;
+            };
+            depth += shared;
+            node = if depth == self.nodes[child as usize].end { child } else { self.split(sequences, child, depth) };
+            self.path.push(node);
+        }
+        self.leaf.push(node);
+        node
+    }
+
+    /// Cuts `path` to what the sample shares with its predecessor and returns the depth of its end.
+    fn resume(&mut self, sequences: &impl Sequences, sample: u32) -> u32 {
+        let shared = match sample {
+            0 => 0,
+            _ => common(sequences, sample - 1, sample, 0, u32::MAX),
+        };
+        let keep = self.path.partition_point(|&v| self.nodes[v as usize].end <= shared);
+        let cut = self.path.get(keep).copied();
+        self.path.truncate(keep);
+        if let Some(node) = cut.filter(|&v| self.nodes[v as usize].start < shared) {
+            let upper = self.split(sequences, node, shared);
+            self.path.push(upper);
+        }
+        shared
+    }
+
+    /// The child that starts like the sample at `depth`, and how many elements they share (at least 1).
+    #[inline]
+    fn find_child(
+        &self,
+        sequences: &impl Sequences,
+        parent: u32,
+        key: u64,
+        sample: u32,
+        depth: u32,
+    ) -> Option<(u32, u32)> {
+        let shared = |child: u32| {
+            let node = &self.nodes[child as usize];
+            if node.key != key || node.parent != parent {
+                return 0;
+            }
+            common(sequences, node.owner, sample, depth, node.end)
+        };
+        if self.nodes[parent as usize].children > SCAN {
+            let mut found = 0;
+            let same = |&child: &u32| {
+                found = shared(child);
+                found > 0
+            };
+            let child = *self.wide.find(hash(parent, key), same)?;
+            return Some((child, found));
+        }
+        let mut child = self.nodes[parent as usize].first_child;
+        while child != NONE {
+            let found = shared(child);
+            if found > 0 {
+                return Some((child, found));
+            }
+            child = self.nodes[child as usize].next_sibling;
+        }
+        None
+    }
+
+    fn add_child(&mut self, parent: u32, key: u64, owner: u32, start: u32, end: u32) -> u32 {
+        let id = self.nodes.len() as u32;
+        let above = &mut self.nodes[parent as usize];
+        let next_sibling = above.first_child;
+        above.first_child = id;
+        above.children += 1;
+        let count = above.children;
+        self.nodes.push(Node { key, owner, start, end, parent, first_child: NONE, next_sibling, children: 0 });
+        if count == SCAN + 1 {
+            let mut child = id;
+            while child != NONE {
+                self.hash_in(child);
+                child = self.nodes[child as usize].next_sibling;
+            }
+        } else if count > SCAN {
+            self.hash_in(id);
+        }
+        id
+    }
+
+    fn hash_in(&mut self, child: u32) {
+        let nodes = &self.nodes;
+        let code = |&v: &u32| hash(nodes[v as usize].parent, nodes[v as usize].key);
+        self.wide.insert_unique(code(&child), child, code);
+    }
+
+    /// Cuts a node at `depth`: a new upper node takes its place, it keeps its number, children and samples.
+    fn split(&mut self, sequences: &impl Sequences, node: u32, depth: u32) -> u32 {
+        let id = self.nodes.len() as u32;
+        let old = self.nodes[node as usize];
+        self.nodes.push(Node { end: depth, first_child: node, children: 1, ..old });
+        let parent = old.parent as usize;
+        if self.nodes[parent].children > SCAN {
+            if let Some(entry) = self.wide.find_mut(hash(old.parent, old.key), |&v| v == node) {
+                *entry = id;
+            }
+        } else if self.nodes[parent].first_child == node {
+            self.nodes[parent].first_child = id;
+        } else {
+            self.relink(parent, node, id);
+        }
+        let lower = &mut self.nodes[node as usize];
+        lower.parent = id;
+        lower.next_sibling = NONE;
+        lower.start = depth;
+        lower.key = key(sequences, old.owner, depth);
+        id
+    }
+
+    fn relink(&mut self, parent: usize, from: u32, to: u32) {
+        let mut child = self.nodes[parent].first_child;
+        while self.nodes[child as usize].next_sibling != from {
+            child = self.nodes[child as usize].next_sibling;
+        }
+        self.nodes[child as usize].next_sibling = to;
+    }
+}
+
+/// What tells two children apart: the token and, with label branching, the one after it (0 at the end). Identity
+/// rows are not part of it; `common` compares them.
+#[inline(always)]
+fn key(sequences: &impl Sequences, sample: u32, depth: u32) -> u64 {
+    let ids = sequences.ids(sample);
+    let token = ids[depth as usize] as u32 as u64;
+    if !sequences.label() {
+        return token;
+    }
+    let next = ids.get(depth as usize + 1).map_or(0, |&id| (id as u64).wrapping_add(1));
+    token | next << 32
+}
+
+#[inline(always)]
+fn hash(parent: u32, key: u64) -> u64 {
+    // Two rounds of multiply and fold: the table takes its bits from the top and the bottom.
+    let mix = |x: u64| {
+        let wide = (x as u128).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        (wide >> 64) as u64 ^ wide as u64
+    };
+    mix(mix(key) ^ parent as u64)
+}
+
+/// How many elements `a` and `b` have in common from `depth` on, up to depth `end`.
+#[inline]
+fn common(sequences: &impl Sequences, a: u32, b: u32, depth: u32, end: u32) -> u32 {
+    let (x, y) = (sequences.ids(a), sequences.ids(b));
+    let from = depth as usize;
+    let end = (end as usize).min(x.len());
+    let (left, right) = (&x[from..end], &y[from..]);
+    let mut shared = if std::ptr::eq(left.as_ptr(), right.as_ptr()) {
+        left.len().min(right.len())
+    } else {
+        common_prefix(left, right)
+    };
+    let width = sequences.width();
+    if width > 0 && shared > 0 {
+        let rows = from * width..(from + shared) * width;
+        let same = common_prefix_bytes(&sequences.identity(a)[rows.clone()], &sequences.identity(b)[rows]);
+        shared = shared.min(same / width);
+    }
+    // With labels the last shared element must also agree on what follows it.
+    if sequences.label() && shared > 0 && x.get(from + shared) != y.get(from + shared) {
+        shared -= 1;
+    }
+    shared as u32
+}
