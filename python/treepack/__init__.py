@@ -1,0 +1,29 @@
+"""Pack rollouts that share prefixes into prefix trees: every shared token once, every loss term kept.
+
+    packed = treepack.pack(samples, max_tokens=16384)
+    for tree in packed:
+        tree.input_ids, tree.position_ids, tree.subtree_end, tree.term_row, tree.term_target
+
+`import treepack` needs NumPy alone; torch is loaded when a tree goes to a device.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ._core import PackError
+from .packing import pack
+from .tree import Packed, PackedTree, Skipped, Stats
+
+if TYPE_CHECKING:
+    from .attention import tree_attention
+
+__all__ = ["PackError", "Packed", "PackedTree", "Skipped", "Stats", "pack", "tree_attention"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # What needs torch is loaded when it is first used.
+    if name == "tree_attention":
+        from .attention import tree_attention
+
+        return tree_attention
+    raise AttributeError(f"module 'treepack' has no attribute {name!r}")

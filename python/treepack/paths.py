@@ -1,0 +1,47 @@
+"""Segments -> paths: which packed positions a sample, or the keys of a segment, consist of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Index = npt.NDArray[np.int32]
+
+
+class VarlenIndex(NamedTuple):
+    """Arguments of variable-length attention over the segments of a tree."""
+
+    kv_index: Any
+    """(sum of path lengths,) int64: packed positions of the keys of each segment, end to end."""
+    cu_seqlens_q: Any
+    """(S + 1,) int32"""
+    cu_seqlens_k: Any
+    """(S + 1,) int32"""
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def path_index(cu_segments: Index, segment_parent: Index, last_segment: Index) -> list[Index]:
+    """Packed index of each token of the path that ends in each of `last_segment`, int32."""
+    cuts, parents = cu_segments.tolist(), segment_parent.tolist()
+    out = []
+    for segment in last_segment.tolist():
+        path = []
+        while segment >= 0:
+            path.append(np.arange(cuts[segment], cuts[segment + 1], dtype=np.int32))
+            segment = parents[segment]
+        out.append(np.concatenate(path[::-1]))
+    return out
+
+
+def varlen_index(cu_segments: Index, segment_parent: Index) -> tuple[Any, Index, Index, int, int]:
+    """The fields of `VarlenIndex`."""
+    segments = np.arange(len(segment_parent), dtype=np.int32)
+    keys = path_index(cu_segments, segment_parent, segments)
+    lengths = np.array([len(path) for path in keys], np.int64)
+    cu_k = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    kv_index = np.concatenate(keys or [np.zeros(0, np.int32)]).astype(np.int64)
+    max_q = int(np.diff(cu_segments).max(initial=0))
+    return kv_index, cu_segments.copy(), cu_k, max_q, int(lengths.max(initial=0))

@@ -1,0 +1,393 @@
+"""Packed and PackedTree: the arrays of a call, per-sample values back, the way to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from . import paths
+from ._core import PackError
+
+if TYPE_CHECKING:
+    from ._core import PackedTrees
+    from .inputs import Format
+
+#: A NumPy array on the host, a torch tensor after `.to(device)`.
+Array = Any
+
+_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
+_LONG = ("input_ids", "position_ids", "shift_labels")
+
+
+class Skipped(NamedTuple):
+    """A sample that fits no tree and was left out: its index, its length, why."""
+
+    sample: int
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Numbers over all trees of a call. Samples that were skipped count in `skipped` alone."""
+
+    samples: int
+    raw_tokens: int
+    packed_tokens: int
+    """Positions without padding."""
+    packing_ratio: float
+    """raw_tokens / packed_tokens, at least 1."""
+    trees: int
+    terms: int
+    kept_ids: int
+    skipped: int
+    padding: int
+    attention_pairs: int
+    """(query, key) pairs that attention computes: the sum of depth + 1."""
+    attention_pairs_alone: int
+    """The same with each sample run alone."""
+    milliseconds: dict[str, float]
+    """Host time by phase."""
+
+
+class Packed(Sequence["PackedTree"]):
+    """The trees of one call, in order. Trees are made when they are first asked for; their arrays are never copied."""
+
+    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], read_milliseconds: float):
+        self._core = core
+        self._formats = formats
+        self._trees: list[PackedTree | None] = [None] * len(core)
+        self.skipped = [Skipped(*skipped) for skipped in core.skipped()]
+        """Samples that fit no tree (`overlong="skip"`)."""
+        numbers = core.stats()
+        raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
+        numbers["milliseconds"] = {"read": read_milliseconds, **numbers["milliseconds"]}
+        self.stats = Stats(
+            packing_ratio=raw / packed if packed else 1.0, trees=len(core), skipped=len(self.skipped), **numbers
+        )
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    @overload
+    def __getitem__(self, index: int) -> PackedTree: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedTree]: ...
+    def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        tree = self._trees[index]
+        if tree is None:
+            at = range(len(self))[index]
+            core = self._core
+            fields = {name: (offset, rows) for name, offset, rows in core.fields(at)}
+            disagreements = {name: (a, b, token) for name, a, b, token in core.disagreements(at)}
+            tree = self._trees[at] = PackedTree(core.buffer(at), fields, self._formats, disagreements)
+        return tree
+
+    def __iter__(self) -> Iterator[PackedTree]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        s = self.stats
+        return f"Packed({s.trees} trees, {s.samples} samples, {s.raw_tokens} -> {s.packed_tokens} tokens, {s.terms} terms)"
+
+
+class PackedTree:
+    """One packed tree: a forest of prefix trees in one row of a model.
+
+    N positions (padding included), S segments, n samples, R rows, M loss terms, T kept ids. Arrays are NumPy views of
+    `buffer`; after `.to(device)` they are torch tensors of the same names and dtypes.
+    """
+
+    def __init__(
+        self,
+        buffer: Array,
+        fields: Mapping[str, tuple[int, int]],
+        formats: Mapping[str, Format],
+        disagreements: Mapping[str, tuple[int, int, int]],
+    ):
+        self.buffer = buffer
+        """uint8 (nbytes,): the one buffer that all arrays are views of."""
+        self._fields = fields
+        self._formats = formats
+        self._disagreements = disagreements
+        self._views: dict[str, Array] = {}
+
+    # --- positions ---
+
+    @property
+    def input_ids(self) -> Array:
+        """(N,) int64: packed tokens."""
+        return self._array("input_ids")
+
+    @property
+    def position_ids(self) -> Array:
+        """(N,) int64: depth, which is the index in the sample; what RoPE needs."""
+        return self._array("position_ids")
+
+    @property
+    def parent(self) -> Array:
+        """(N,) int32: packed index of the previous token, -1 at a root."""
+        return self._array("parent")
+
+    @property
+    def subtree_end(self) -> Array:
+        """(N,) int32: one past the last descendant. Query q sees key k exactly if k <= q < subtree_end[k]."""
+        return self._array("subtree_end")
+
+    @property
+    def position_source(self) -> Array:
+        """(N,) int32: index into the flat input of this token in the first-arrived sample of this tree that has it; -1
+        at padding."""
+        return self._array("position_source")
+
+    @property
+    def position_samples(self) -> Array:
+        """(N,) int32: number of samples that pass through the position; 0 at padding."""
+        return self._array("position_samples")
+
+    @property
+    def shift_labels(self) -> Array:
+        """(N,) int64: the next token where it is trained in any sample, else -100. Label branching only."""
+        if "shift_labels" not in self._fields:
+            raise AttributeError(
+                "shift_labels needs branching='label'; with 'token' a position at a fork has several next tokens"
+            )
+        return self._array("shift_labels")
+
+    # --- segments and samples ---
+
+    @property
+    def cu_segments(self) -> Array:
+        """(S + 1,) int32: segment boundaries. A segment is an unbranched run; it ends at a fork and where a sample ends."""
+        return self._array("cu_segments")
+
+    @property
+    def segment_parent(self) -> Array:
+        """(S,) int32: parent segment, -1 at a root."""
+        return self._array("segment_parent")
+
+    @property
+    def sample_index(self) -> Array:
+        """(n,) int32: which input samples are in this tree, in order of arrival."""
+        return self._array("sample_index")
+
+    @property
+    def sample_last_segment(self) -> Array:
+        """(n,) int32: the segment at which each sample ends; its path from a root is the sample."""
+        return self._array("sample_last_segment")
+
+    # --- rows and terms ---
+
+    @property
+    def row_position(self) -> Array:
+        """(R,) int32: position of each row. A row is a distinct (position, kept set) whose log-probs are needed."""
+        return self._array("row_position")
+
+    @property
+    def term_row(self) -> Array:
+        """(M,) int32: row of each loss term; terms go sample by sample in arrival order, in a sample in token order."""
+        return self._array("term_row")
+
+    @property
+    def term_target(self) -> Array:
+        """(M,) int32: target token of each term."""
+        return self._array("term_target")
+
+    @property
+    def term_sample(self) -> Array:
+        """(M,) int32: sample of each term, as place in `sample_index`."""
+        return self._array("term_sample")
+
+    @property
+    def term_source(self) -> Array:
+        """(M,) int32: index into the flat input of the target token of each term."""
+        return self._array("term_source")
+
+    @property
+    def cu_terms(self) -> Array:
+        """(n + 1,) int32: boundaries of the terms of each sample."""
+        return self._array("cu_terms")
+
+    @property
+    def sampling_mask(self) -> Array:
+        """(T,) int32: kept token ids of each row, end to end."""
+        return self._array("sampling_mask") if "sampling_mask" in self._fields else self._zeros(0)
+
+    @property
+    def sampling_mask_counts(self) -> Array:
+        """(R,) int32: number of kept ids of each row; 0 = no set, the full vocabulary."""
+        if "sampling_mask_counts" in self._fields:
+            return self._array("sampling_mask_counts")
+        return self._zeros(self._fields["row_position"][1])
+
+    # --- columns ---
+
+    @property
+    def terms(self) -> Mapping[str, Array]:
+        """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated."""
+        return Columns(self, "terms")
+
+    @property
+    def samples(self) -> Mapping[str, Array]:
+        """Per-sample columns, (n,), in the order of `sample_index`."""
+        return Columns(self, "samples")
+
+    @property
+    def positions(self) -> Mapping[str, Array]:
+        """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share a position disagree."""
+        return Columns(self, "positions")
+
+    # --- back to samples ---
+
+    @property
+    def num_tokens(self) -> int:
+        """N, padding included."""
+        return self._fields["input_ids"][1]
+
+    def path_index(self) -> list[Array]:
+        """For each sample the packed index of each of its tokens, int32 (L,)."""
+        host = self._host()
+        index = paths.path_index(host.cu_segments, host.segment_parent, host.sample_last_segment)
+        return [self._like_buffer(path) for path in index]
+
+    def unpack(self, values: Array) -> list[Array]:
+        """(N, ...) -> one array or tensor (L, ...) per sample. Differentiable for torch."""
+        self._check_rows(values, self.num_tokens, "positions")
+        if not isinstance(values, np.ndarray):
+            torch = _torch()
+            return [values[torch.as_tensor(index, device=values.device).long()] for index in self.path_index()]
+        return [values[index] for index in self._host().path_index()]
+
+    def unpack_terms(self, values: Array) -> list[Array]:
+        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
+        self._check_rows(values, self._fields["term_row"][1], "terms")
+        cuts = self._host().cu_terms.tolist()
+        return [values[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+
+    def attention_mask(self) -> Array:
+        """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""
+        end = self._host().subtree_end
+        index = np.arange(len(end), dtype=np.int32)
+        mask = (index[None, :] <= index[:, None]) & (index[:, None] < end[None, :])
+        return self._like_buffer(mask)
+
+    def varlen_index(self) -> paths.VarlenIndex:
+        """The tree for variable-length attention with gathered keys: every segment is a sequence of queries, and its
+        keys are the positions of its path from a root. Costs the sum of path lengths; `tree_attention` needs none of it."""
+        host = self._host()
+        kv_index, cu_q, cu_k, max_q, max_k = paths.varlen_index(host.cu_segments, host.segment_parent)
+        like = self._like_buffer
+        return paths.VarlenIndex(like(kv_index), like(cu_q), like(cu_k), max_q, max_k)
+
+    # --- device ---
+
+    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree:
+        """The same tree with torch tensors on a device: one copy of the one buffer.
+
+        pin_memory: copy through page-locked memory, which lets the transfer overlap; by default on CUDA devices.
+        """
+        torch = _torch()
+        device = torch.device(device)
+        buffer = torch.from_numpy(self.buffer) if isinstance(self.buffer, np.ndarray) else self.buffer
+        if buffer.device.type == "cpu" and (device.type == "cuda" if pin_memory is None else pin_memory):
+            buffer = torch.empty_like(buffer, pin_memory=True).copy_(buffer)
+        moved = buffer.to(device, non_blocking=non_blocking)
+        return PackedTree(moved, self._fields, self._formats, self._disagreements)
+
+    # --- inside ---
+
+    def _array(self, name: str) -> Array:
+        view = self._views.get(name)
+        if view is None:
+            offset, rows = self._fields[name]
+            dtype, tail = self._format(name)
+            nbytes = rows * dtype.itemsize * prod(tail)
+            part = self.buffer[offset : offset + nbytes]
+            if isinstance(part, np.ndarray):
+                view = part.view(dtype).reshape(rows, *tail)
+            else:
+                view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
+            self._views[name] = view
+        return view
+
+    def _format(self, name: str) -> Format:
+        if "." in name:
+            return self._formats[name.split(".", 1)[1]]
+        return (_INT64 if name in _LONG else _INT32), ()
+
+    def _zeros(self, count: int) -> Array:
+        return self._like_buffer(np.zeros(count, np.int32))
+
+    def _like_buffer(self, array: np.ndarray[Any, Any]) -> Array:
+        """A host array, or the same as a tensor where this tree's arrays are tensors."""
+        if isinstance(self.buffer, np.ndarray):
+            return array
+        return _torch().from_numpy(array).to(self.buffer.device)
+
+    def _host(self) -> PackedTree:
+        if isinstance(self.buffer, np.ndarray):
+            return self
+        return PackedTree(self.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+
+    def _check_rows(self, values: Array, rows: int, what: str) -> None:
+        if values.ndim == 0 or len(values) != rows:
+            raise PackError(f"values has shape {tuple(values.shape)}; this tree has {rows} {what}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_views": {}, "_fields": dict(self._fields), "_formats": dict(self._formats)}
+
+    def __repr__(self) -> str:
+        n, m = self._fields["sample_index"][1], self._fields["term_row"][1]
+        return f"PackedTree({self.num_tokens} tokens, {n} samples, {m} terms)"
+
+
+class Columns(Mapping[str, Array]):
+    """The gathered columns of a tree, by name."""
+
+    def __init__(self, tree: PackedTree, kind: str):
+        self._tree, self._kind = tree, kind
+
+    def __getitem__(self, name: str) -> Array:
+        if self._kind == "positions" and name in self._tree._disagreements:
+            a, b, token = self._tree._disagreements[name]
+            raise PackError(
+                f"positions[{name!r}]: samples {a} and {b} share the position of token {token} and differ there; "
+                f"put it into `identity`, or read it per term: terms[{name!r}]"
+            )
+        key = f"{self._kind}.{name}"
+        if key not in self._tree._fields:
+            raise KeyError(f"{name!r}; {self._kind} has {list(self)}")
+        return self._tree._array(key)
+
+    def __iter__(self) -> Iterator[str]:
+        prefix = self._kind + "."
+        names = [field.removeprefix(prefix) for field in self._tree._fields if field.startswith(prefix)]
+        if self._kind == "positions":
+            names += self._tree._disagreements
+        return iter(names)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"{self._kind}({', '.join(self)})"
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    torch = _torch()
+    found = getattr(torch, "bool" if dtype == np.bool_ else dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"a column has dtype {dtype}, which torch does not have; convert it before packing")
+    return found
