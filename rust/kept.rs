@@ -205,9 +205,12 @@ impl KeptPrice {
         self.unshared[sample as usize] + shared
     }
 
-    pub fn commit(&mut self, sample: u32, tree: u32) {
+    /// Puts a sample into a tree; returns what it added.
+    pub fn commit(&mut self, sample: u32, tree: u32) -> u64 {
+        let added = self.price(sample, tree);
         let rows = self.shared_offsets[sample as usize]..self.shared_offsets[sample as usize + 1];
         self.in_tree.extend(self.shared[rows].iter().map(|&(row, _)| (tree, row)));
+        added
     }
 
     fn shared_of(&self, sample: u32) -> &[(u32, u32)] {

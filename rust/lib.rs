@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! error <- samples <- trie <- plan <- layout <- terms <- pack
-//! simd, runs, kept, fit, arrays, slab: one job each, beside them
+//! simd, runs, kept, arrays, slab: one job each, beside them
 //! ```
 //!
 //! ```
@@ -18,7 +18,6 @@
 
 mod arrays;
 mod error;
-mod fit;
 mod kept;
 mod layout;
 mod pack;
@@ -37,4 +36,5 @@ pub use arrays::{Field, Sizes, TreeView, ALIGN};
 pub use error::{PackError, MAX_INDEX};
 pub use layout::{Disagreement, Order};
 pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
+pub use plan::{Balance, Placement};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};

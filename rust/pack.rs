@@ -7,13 +7,16 @@ use crate::arrays::{Arrays, Schema, Sizes, TreeView};
 use crate::error::{PackError, MAX_INDEX};
 use crate::kept::{KeptIndex, KeptPrice};
 use crate::layout::{write_padding, write_position_column, write_positions, Disagreement, Order, Shape};
-use crate::plan::{first_fit, Demand, Forest, Limits};
+use crate::plan::{place, rank_trees, Balance, Demand, Forest, Limits, Placement};
 use crate::runs::Runs;
 use crate::samples::{KeptSets, Keyed, Samples};
 use crate::simd::with_avx2;
 use crate::slab::Slab;
 use crate::terms::Terms;
 use crate::trie::{Trie, NONE};
+
+/// More than any job has; a bound on the dummies that one sample can cause.
+const MAX_RANKS: u64 = 1 << 16;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -25,6 +28,9 @@ pub struct Options {
     pub vocab_size: Option<u64>,
     pub label_branching: bool,
     pub order: Order,
+    pub placement: Placement,
+    /// Trees come in micro-batches of one tree per rank.
+    pub ranks: u64,
     /// Leave samples out that fit no tree, instead of refusing the call.
     pub skip_overlong: bool,
     pub pad_to_multiple_of: u64,
@@ -39,6 +45,8 @@ impl Options {
             vocab_size: None,
             label_branching: false,
             order: Order::LargestFirst,
+            placement: Placement::Shared,
+            ranks: 1,
             skip_overlong: false,
             pad_to_multiple_of: 1,
         }
@@ -55,6 +63,10 @@ impl Options {
         positive("max_tokens", self.max_tokens)?;
         let multiple = positive("pad_to_multiple_of", self.pad_to_multiple_of)?;
         positive("vocab_size", self.vocab_size.unwrap_or(1))?;
+        if !(1..=MAX_RANKS).contains(&self.ranks) {
+            let (got, allowed) = (self.ranks.to_string(), format!("1 to {MAX_RANKS}"));
+            return Err(PackError::Option { option: "ranks", got, allowed });
+        }
         if multiple > self.max_tokens {
             return Err(PackError::Option {
                 option: "pad_to_multiple_of",
@@ -69,7 +81,7 @@ impl Options {
         Ok(Limits {
             tokens: (tokens - tokens % multiple) as u32,
             terms: self.max_terms.unwrap_or(MAX_INDEX).min(MAX_INDEX) as u32,
-            kept: self.max_kept.unwrap_or(u64::MAX),
+            kept: self.max_kept.unwrap_or(MAX_INDEX).min(MAX_INDEX) as u32,
         })
     }
 
@@ -107,6 +119,7 @@ pub struct Stats {
     /// (query, key) pairs that attention computes, packed and with each sample alone.
     pub attention_pairs: u64,
     pub attention_pairs_alone: u64,
+    pub balance: Balance,
     /// Host milliseconds by phase.
     pub milliseconds: Vec<(&'static str, f64)>,
 }
@@ -145,8 +158,9 @@ pub fn pack(samples: &Samples, options: &Options) -> Result<Packed, PackError> {
     };
     let lengths: Vec<u32> = samples.ids.iter().map(|ids| ids.len() as u32).collect();
     let kept_totals = kept_index.as_ref().map_or(&[][..], |index| &index.total);
-    let demand = Demand { lengths: &lengths, terms: &runs.terms, kept: kept_totals };
+    let mut demand = Demand { lengths: &lengths, terms: &runs.terms, kept: kept_totals, left_out: &[] };
     let (left_out, skipped) = find_overlong(&demand, &limits, options.skip_overlong)?;
+    demand.left_out = &left_out;
     clock.lap("check");
 
     let keyed = Keyed { samples, label: options.label_branching };
@@ -156,17 +170,22 @@ pub fn pack(samples: &Samples, options: &Options) -> Result<Packed, PackError> {
     let kept = samples.kept.as_ref().zip(kept_index.as_ref());
     let price = kept.filter(|_| options.max_kept.is_some());
     let price = price.map(|(sets, index)| KeptPrice::new(sets, index, &runs, &trie));
-    let forest = first_fit(&trie, &demand, &limits, price, &left_out);
+    let mut forest = place(options.placement, &trie, &demand, &limits, price);
+    let mut balance = Balance { imbalance: 1.0, ..Balance::default() };
+    if options.ranks > 1 {
+        (forest, balance) = rank_trees(options.placement, &trie, &demand, &limits, forest, options.ranks as usize);
+    }
     clock.lap("placement");
 
     let mut packed = Writer { samples, options, runs: &runs, trie: &trie, kept }.write(&forest, kept_totals)?;
     clock.lap("layout");
 
+    packed.stats.balance = balance;
     packed.stats.samples = (samples.len() - skipped.len()) as u64;
     for (sample, &length) in lengths.iter().enumerate().filter(|&(sample, _)| !left_out[sample]) {
         debug_assert_ne!(forest.tree_of[sample], NONE);
         packed.stats.raw_tokens += length as u64;
-        packed.stats.attention_pairs_alone += pairs(0, length);
+        packed.stats.attention_pairs_alone += length as u64 * (length as u64 + 1) / 2;
     }
     packed.stats.milliseconds = clock.laps;
     packed.skipped = skipped;
@@ -188,12 +207,6 @@ fn find_overlong(demand: &Demand, limits: &Limits, skip: bool) -> Result<(Vec<bo
     Ok((left_out, skipped))
 }
 
-/// Pairs of a query at depth `start..end` with its visible keys: the sum of depth + 1.
-fn pairs(start: u32, end: u32) -> u64 {
-    let triangle = |n: u64| n * (n + 1) / 2;
-    triangle(end as u64) - triangle(start as u64)
-}
-
 struct Writer<'w, 'a> {
     samples: &'w Samples<'a>,
     options: &'w Options,
@@ -205,7 +218,7 @@ struct Writer<'w, 'a> {
 impl Writer<'_, '_> {
     fn write(&self, forest: &Forest, kept_totals: &[u64]) -> Result<Packed, PackError> {
         let schema = Schema::new(self.samples, self.options.label_branching);
-        let (starts, members) = group_by_tree(forest);
+        let (starts, members) = forest.members();
         let bound = self.bound(&schema, forest, &starts, &members, kept_totals);
         let mut slab =
             Slab::new(bound).map_err(|error| PackError::Memory { bytes: bound as u64, error: error.to_string() })?;
@@ -219,7 +232,7 @@ impl Writer<'_, '_> {
             let members = &members[starts[tree] as usize..starts[tree + 1] as usize];
             shape.build(self.trie, self.samples, members, self.options.order);
             terms.plan(&shape, self.trie, self.runs, members, self.kept);
-            let padded = shape.positions.next_multiple_of(self.options.pad_to_multiple_of as usize);
+            let padded = self.padded(shape.positions);
             let sizes = Sizes {
                 positions: shape.positions,
                 padded,
@@ -234,7 +247,7 @@ impl Writer<'_, '_> {
             let mut out = schema.carve(&mut slab[at..at + bytes], &sizes, &agrees);
             bad |= write_tree(self, &shape, &terms, &offsets, members, &mut out);
             write_columns(self, &shape, &terms, members, out.columns);
-            count(&mut stats, &shape, &sizes);
+            count(&mut stats, self.trie, &shape, &sizes);
             let disagreements = shape.disagreements.clone();
             trees.push(Tree { offset: at, bytes, sizes, agrees, disagreements });
             at += bytes;
@@ -250,6 +263,11 @@ impl Writer<'_, '_> {
         Ok(Packed { slab: Arc::new(slab), schema, token_columns, trees, skipped: Vec::new(), stats })
     }
 
+    /// N with padding. A tree without samples is one position of padding, so that a model can run it.
+    fn padded(&self, positions: usize) -> usize {
+        positions.max(1).next_multiple_of(self.options.pad_to_multiple_of as usize)
+    }
+
     fn any_above(&self, max: u64) -> bool {
         self.samples.ids.iter().any(|ids| ids.iter().any(|&id| id as u64 > max))
     }
@@ -263,7 +281,7 @@ impl Writer<'_, '_> {
             let terms = members.iter().map(|&sample| self.runs.terms[sample as usize] as usize).sum();
             let sizes = Sizes {
                 positions,
-                padded: positions.next_multiple_of(self.options.pad_to_multiple_of as usize),
+                padded: self.padded(positions),
                 segments: positions.min(2 * members.len()),
                 samples: members.len(),
                 rows: if self.kept.is_some() { terms } else { positions.min(terms) },
@@ -334,31 +352,12 @@ fn write_columns(writer: &Writer, shape: &Shape, terms: &Terms, members: &[u32],
     }
 }
 
-fn count(stats: &mut Stats, shape: &Shape, sizes: &Sizes) {
+fn count(stats: &mut Stats, trie: &Trie, shape: &Shape, sizes: &Sizes) {
     stats.packed_tokens += sizes.positions as u64;
     stats.padding += (sizes.padded - sizes.positions) as u64;
     stats.terms += sizes.terms as u64;
     stats.kept_ids += sizes.kept_ids as u64;
-    stats.attention_pairs += shape.places.iter().map(|place| pairs(place.start, place.end)).sum::<u64>();
-}
-
-/// Samples of each tree in arrival order: `members[starts[tree]..starts[tree + 1]]`.
-fn group_by_tree(forest: &Forest) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0u32; forest.tokens.len() + 2];
-    let placed = || forest.tree_of.iter().enumerate().filter(|(_, &tree)| tree != NONE);
-    for (_, &tree) in placed() {
-        starts[tree as usize + 2] += 1;
-    }
-    for i in 2..starts.len() {
-        starts[i] += starts[i - 1];
-    }
-    let mut members = vec![0; starts.last().copied().unwrap_or(0) as usize];
-    for (sample, &tree) in placed() {
-        let next = &mut starts[tree as usize + 1];
-        members[*next as usize] = sample as u32;
-        *next += 1;
-    }
-    (starts, members)
+    stats.attention_pairs += shape.places.iter().map(|place| trie.nodes[place.node as usize].pairs()).sum::<u64>();
 }
 
 struct Clock {

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::slab::Slab;
-use crate::{KeptSets, Options, Order, Packed, SampleColumn, Samples, TokenColumn};
+use crate::{KeptSets, Options, Order, Packed, Placement, SampleColumn, Samples, TokenColumn};
 
 pyo3::create_exception!(
     treepack,
@@ -177,7 +177,7 @@ type GatheredColumn<'py> = (String, usize, Bound<'py, PyAny>, bool);
 /// Packs columns that `inputs.py` has made ready; see there. Releases the GIL while it works.
 #[pyfunction]
 #[pyo3(signature = (*, ids, mask, identity, kept, token_columns, sample_columns, offsets, kept_offsets, max_tokens,
-                    max_terms, max_kept, vocab_size, label_branching, first_seen, skip_overlong, pad_to_multiple_of))]
+                    max_terms, max_kept, vocab_size, label_branching, first_seen, first_fit, skip_overlong, pad_to_multiple_of, ranks))]
 #[allow(clippy::too_many_arguments)]
 fn pack<'py>(
     py: Python<'py>,
@@ -195,8 +195,10 @@ fn pack<'py>(
     vocab_size: Option<u64>,
     label_branching: bool,
     first_seen: bool,
+    first_fit: bool,
     skip_overlong: bool,
     pad_to_multiple_of: u64,
+    ranks: u64,
 ) -> PyResult<PackedTrees> {
     let options = Options {
         max_tokens,
@@ -205,6 +207,8 @@ fn pack<'py>(
         vocab_size,
         label_branching,
         order: if first_seen { Order::FirstSeen } else { Order::LargestFirst },
+        placement: if first_fit { Placement::FirstFit } else { Placement::Shared },
+        ranks,
         skip_overlong,
         pad_to_multiple_of,
     };
@@ -307,6 +311,9 @@ impl PackedTrees {
         for (name, number) in numbers {
             out.set_item(name, number)?;
         }
+        out.set_item("imbalance", stats.balance.imbalance)?;
+        out.set_item("balance_tokens", stats.balance.extra_tokens)?;
+        out.set_item("dummies", stats.balance.dummies)?;
         let milliseconds = PyDict::new(py);
         for (phase, time) in &stats.milliseconds {
             milliseconds.set_item(PyString::new(py, phase), time)?;

@@ -33,6 +33,12 @@ impl Node {
     pub fn len(&self) -> u32 {
         self.end - self.start
     }
+
+    /// (query, key) pairs of the node's positions: each sees depth + 1 keys.
+    pub fn pairs(&self) -> u64 {
+        let triangle = |n: u32| n as u64 * (n as u64 + 1) / 2;
+        triangle(self.end) - triangle(self.start)
+    }
 }
 
 pub struct Trie {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use treepack::{pack, KeptSets, Options, Order, Packed, Samples, TokenColumn};
+use treepack::{pack, KeptSets, Options, Order, Packed, Placement, Samples, TokenColumn};
 
 #[derive(Debug, Clone)]
 struct Sample {
@@ -172,6 +172,7 @@ proptest! {
         multiple in 1u64..5,
     ) {
         let mut options = Options::new(budget + 4);
+        options.placement = Placement::FirstFit;
         options.max_terms = max_terms;
         options.label_branching = label;
         options.order = if first_seen { Order::FirstSeen } else { Order::LargestFirst };

@@ -32,8 +32,10 @@ def pack(
     vocab_size: int | None,
     label_branching: bool,
     first_seen: bool,
+    first_fit: bool,
     skip_overlong: bool,
     pad_to_multiple_of: int,
+    ranks: int,
 ) -> PackedTrees:
     """Pack columns that are lists of arrays, or flat arrays that are cut at `offsets`. Releases the GIL."""
 

@@ -37,6 +37,8 @@ def to_numpy(value: Any, where: str) -> Array:
 
 def _as_numpy(value: Any, where: str) -> Array:
     if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{where} is a masked array; give plain arrays, and padding by attention_mask")
         return value
     if type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach"):
         return _from_torch(value, where)
@@ -106,18 +108,34 @@ def _first_beyond_int32(array: Array) -> int | None:
 
 
 def to_mask(value: Any, where: str) -> Array:
-    """A mask of 0 and 1, one byte per token (uint8 or bool). Any integer or boolean dtype."""
+    """A completion mask, one byte per token (uint8 or bool). Any integer or boolean dtype; bytes are checked in Rust."""
+    array = _mask_like(value, where)
+    if array.dtype not in (np.uint8, np.bool_):
+        _check_mask(array, where, "0 (context) and 1 (trained)")
+        array = array.astype(np.uint8)
+    return array
+
+
+def to_attention_mask(value: Any, where: str) -> npt.NDArray[np.bool_]:
+    """A mask that says which tokens are real (1) and which padding (0). Any integer or boolean dtype."""
+    array = _mask_like(value, where)
+    _check_mask(array, where, "0 (padding) and 1 (real)")
+    return array.astype(np.bool_)
+
+
+def _mask_like(value: Any, where: str) -> Array:
     array = to_numpy(value, where)
     if array.dtype.kind not in "biu":
         raise TypeError(f"{where} has dtype {array.dtype}; allowed are booleans and integers")
-    if array.dtype.itemsize > 1 or array.dtype.kind == "i":
-        wrong = np.flatnonzero((array != 0) & (array != 1))
-        if wrong.size:
-            at = np.unravel_index(wrong[0], array.shape)
-            index = ", ".join(str(i) for i in at)
-            raise PackError(f"{where}[{index}] is {array[at]}; allowed are 0 (context) and 1 (trained)")
-        array = array.astype(np.uint8)
     return array
+
+
+def _check_mask(array: Array, where: str, allowed: str) -> None:
+    wrong = np.flatnonzero((array != 0) & (array != 1))
+    if wrong.size:
+        at = np.unravel_index(wrong[0], array.shape)
+        index = ", ".join(str(i) for i in at)
+        raise PackError(f"{where}[{index}] is {array[at]}; allowed are {allowed}")
 
 
 def to_identity(value: Any, where: str) -> Array:

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from . import _core
 from ._core import PackError
-from .arrays import Array, is_array, to_identity, to_ids, to_int32, to_kept_ids, to_mask, to_numpy, to_scalars
+from .arrays import Array, is_array, to_attention_mask, to_identity, to_ids, to_int32, to_kept_ids, to_mask, to_numpy, to_scalars
 
 # Known columns; everything else is a further column, per token or per sample.
 IDS, MASK, IDENTITY = "input_ids", "completion_mask", "identity"
+REAL = "attention_mask"
 KEPT, COUNTS = "sampling_mask", "sampling_mask_counts"
 GROUP = "group_id"
 KNOWN_PER_TOKEN = frozenset([IDENTITY, "old_log_probs"])
@@ -64,6 +65,7 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     """Columns of a list of dicts, a padded batch or a flat batch."""
     if isinstance(samples, Mapping):
         batch = dict(samples)
+        _check_names(batch, (*per_token, *per_sample))
         if IDS not in batch:
             raise PackError(f"the batch has no input_ids; it has {sorted(map(str, batch))}")
         if "cu_seqlens" in batch:
@@ -77,6 +79,12 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     return _read_list(_core.columns(rows, [KEPT, COUNTS]), len(rows))
 
 
+def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
+    for name in named:
+        if name not in batch:
+            raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
+
+
 # --- a list of dicts ------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +93,8 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
         return Inputs(ids=[])
     if IDS not in columns:
         raise PackError(f"sample 0: it has no input_ids; it has {sorted(map(str, columns))}")
+    if REAL in columns:
+        _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))
     if MASK in columns:
         masks = columns.pop(MASK)
@@ -104,6 +114,23 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
         else:
             out.add_scalars(name, to_scalars(values, name))
     return out
+
+
+def _drop_padding(columns: dict[str, list[Any]], masks: list[Any]) -> None:
+    """Cut what an attention mask marks as padding out of every per-token column, in place."""
+    for i, mask in enumerate(masks):
+        real = to_attention_mask(mask, f"sample {i}: {REAL}")
+        if real.all():
+            continue
+        for name, values in columns.items():
+            if name == KEPT or not is_array(values[i]):
+                continue
+            array = to_numpy(values[i], f"sample {i}: {name}")
+            if array.shape[:1] != real.shape:
+                raise PackError(f"sample {i}: {name} has {len(array)} rows; {REAL} has {len(real)}")
+            if name == COUNTS and (array[~real] != 0).any():
+                raise PackError(f"sample {i}: sampling_mask_counts is not 0 at padding")
+            values[i] = array[real]
 
 
 def _lists(values: list[Any], name: str, dtype: np.dtype[Any], convert: Convert) -> list[Any]:
@@ -157,21 +184,35 @@ def _token_lists(values: list[Any], name: str) -> tuple[list[Any], Format]:
             array = values[i] = array.reshape(0, *tail)
         if array.shape[1:] != tail:
             raise PackError(f"{where} has rows of shape {array.shape[1:]}; sample 0 has rows of shape {tail}")
-    dtype = np.result_type(*{array.dtype for array in values if array.size}, *([] if any(a.size for a in values) else [dtype]))
+    dtype = _common_dtype(values, name)
     for i, array in enumerate(values):
         values[i] = np.ascontiguousarray(array, dtype)
     return values, (dtype, tail)
 
 
+def _common_dtype(arrays: list[Array], name: str) -> np.dtype[Any]:
+    """The dtype that holds all values exactly; empty arrays say nothing."""
+    arrays = [array for array in arrays if array.size] or arrays
+    dtype: np.dtype[Any] = np.result_type(*{array.dtype for array in arrays})
+    if dtype.kind not in "iub" and all(array.dtype.kind in "iub" for array in arrays):
+        i, other = next((i, array.dtype) for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
+        raise TypeError(
+            f"sample {i}: {name} has dtype {other}; sample 0 has {arrays[0].dtype}, and no integer dtype holds both"
+        )
+    return dtype
+
+
 def _group_codes(groups: Iterable[Hashable]) -> Array:
     """Groups as integers: their own values where all are integers, else numbers in order of first appearance."""
     groups = list(groups)
-    try:
-        array = np.array(groups)
-    except (ValueError, OverflowError):
-        array = np.array(None)
-    if array.ndim == 1 and array.dtype == np.int64:
-        return array
+    if not set(map(type, groups)) <= {int, str}:
+        # NumPy scalars and tensors as the values that they hold.
+        groups = [group.item() if hasattr(group, "item") and getattr(group, "ndim", 1) == 0 else group for group in groups]
+    if set(map(type, groups)) <= {int}:
+        try:
+            return np.array(groups, np.int64)
+        except OverflowError:
+            pass  # numbered like other values
     codes: dict[Hashable, int] = {}
     out = np.empty(len(groups), np.int64)
     for i, group in enumerate(groups):
@@ -195,12 +236,11 @@ def _read_padded(batch: dict[str, Any]) -> Inputs:
     ids = to_numpy(batch.pop(IDS), IDS)
     if ids.ndim != 2:
         raise PackError(f"input_ids has shape {ids.shape}; a padded batch is (B, S), a flat one comes with cu_seqlens")
-    if "attention_mask" not in batch:
+    if REAL not in batch:
         raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
-    real = to_mask(batch.pop("attention_mask"), "attention_mask")
+    real = to_attention_mask(batch.pop(REAL), REAL)
     if real.shape != ids.shape:
         raise PackError(f"attention_mask has shape {real.shape}; input_ids has shape {ids.shape}")
-    real = real.astype(np.bool_)
     flat: dict[str, Any] = {IDS: ids[real], "cu_seqlens": np.concatenate([[0], np.cumsum(real.sum(1))])}
     per_token, per_sample = set(), set()
     for name, value in batch.items():

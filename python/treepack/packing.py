@@ -21,9 +21,10 @@ def pack(
     vocab_size: SupportsIndex | None = None,
     branching: Literal["token", "label"] = "token",
     order: Literal["largest_first", "first_seen"] = "largest_first",
-    placement: Literal["first_fit"] = "first_fit",
+    placement: Literal["shared", "first_fit"] = "shared",
     overlong: Literal["raise", "skip"] = "raise",
     pad_to_multiple_of: SupportsIndex | None = None,
+    ranks: SupportsIndex = 1,
     per_token: Sequence[str] = (),
     per_sample: Sequence[str] = (),
 ) -> Packed:
@@ -45,9 +46,12 @@ def pack(
         vocab_size: if given, all ids must be below it.
         branching: "token" (fewest positions) or "label" (a position has a single next token, as `shift_labels` needs).
         order: of siblings and roots: the subtree with most positions first (fewest partial attention tiles), or by arrival.
-        placement: "first_fit": in arrival order, the first tree in which the additional positions fit.
+        placement: "shared" (fewest positions: never more positions or trees than first fit) or "first_fit" (in arrival
+            order, each sample into the first tree in which its additional positions fit).
         overlong: a sample that fits no tree raises, or is skipped and listed in `packed.skipped`.
         pad_to_multiple_of: pad each tree to a multiple of this.
+        ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are enough
+            samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
         per_token, per_sample: names of further columns of a flat batch, where a shape cannot tell them apart.
 
     Floats from Python become float32, NumPy and torch columns keep their dtype.
@@ -70,12 +74,13 @@ def pack(
         "label_branching": _choice("branching", branching, ("token", "label")) == "label",
         "first_seen": _choice("order", order, ("largest_first", "first_seen")) == "first_seen",
         "skip_overlong": _choice("overlong", overlong, ("raise", "skip")) == "skip",
+        "ranks": _count("ranks", ranks),
+        "first_fit": _choice("placement", placement, ("shared", "first_fit")) == "first_fit",
         "pad_to_multiple_of": 1 if pad_to_multiple_of is None else _count("pad_to_multiple_of", pad_to_multiple_of),
     }
-    _choice("placement", placement, ("first_fit",))
     columns = inputs.read(samples, per_token, per_sample)
     read = (perf_counter() - start) * 1e3
-    return Packed(_core.pack(**columns.arguments(), **options), columns.formats, read)
+    return Packed(_core.pack(**columns.arguments(), **options), columns.formats, options["ranks"], read)
 
 
 def _count(name: str, value: SupportsIndex) -> int:
@@ -91,7 +96,7 @@ def _count(name: str, value: SupportsIndex) -> int:
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         allowed = " or ".join(repr(choice) for choice in choices)
         raise PackError(f"{name} is {value!r}; allowed is {allowed}")
     return value

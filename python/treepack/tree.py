@@ -50,14 +50,22 @@ class Stats:
     """(query, key) pairs that attention computes: the sum of depth + 1."""
     attention_pairs_alone: int
     """The same with each sample run alone."""
+    imbalance: float
+    """Work of the slowest rank over the mean, summed over micro-batches; 1 is even."""
+    balance_tokens: int
+    """Positions that balancing over ranks cost."""
+    dummies: int
+    """Trees without a sample, which keep the number of trees of all ranks the same."""
     milliseconds: dict[str, float]
     """Host time by phase."""
 
 
 class Packed(Sequence["PackedTree"]):
-    """The trees of one call, in order. Trees are made when they are first asked for; their arrays are never copied."""
+    """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
+    asked for; their arrays are never copied."""
 
-    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], read_milliseconds: float):
+    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, read_milliseconds: float):
+        self.ranks = ranks
         self._core = core
         self._formats = formats
         self._trees: list[PackedTree | None] = [None] * len(core)
@@ -91,6 +99,12 @@ class Packed(Sequence["PackedTree"]):
 
     def __iter__(self) -> Iterator[PackedTree]:
         return (self[i] for i in range(len(self)))
+
+    def for_rank(self, rank: int) -> list[PackedTree]:
+        """The trees of one rank, one for each micro-batch: the same number for every rank."""
+        if not 0 <= rank < self.ranks:
+            raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
+        return self[rank :: self.ranks]
 
     def __repr__(self) -> str:
         s = self.stats
@@ -217,14 +231,14 @@ class PackedTree:
     @property
     def sampling_mask(self) -> Array:
         """(T,) int32: kept token ids of each row, end to end."""
-        return self._array("sampling_mask") if "sampling_mask" in self._fields else self._zeros(0)
+        return self._array("sampling_mask") if "sampling_mask" in self._fields else self._zeros("sampling_mask", 0)
 
     @property
     def sampling_mask_counts(self) -> Array:
         """(R,) int32: number of kept ids of each row; 0 = no set, the full vocabulary."""
         if "sampling_mask_counts" in self._fields:
             return self._array("sampling_mask_counts")
-        return self._zeros(self._fields["row_position"][1])
+        return self._zeros("sampling_mask_counts", self._fields["row_position"][1])
 
     # --- columns ---
 
@@ -321,8 +335,11 @@ class PackedTree:
             return self._formats[name.split(".", 1)[1]]
         return (_INT64 if name in _LONG else _INT32), ()
 
-    def _zeros(self, count: int) -> Array:
-        return self._like_buffer(np.zeros(count, np.int32))
+    def _zeros(self, name: str, count: int) -> Array:
+        """What a call without kept sets has instead of their arrays; not part of the buffer."""
+        if name not in self._views:
+            self._views[name] = self._like_buffer(np.zeros(count, np.int32))
+        return self._views[name]
 
     def _like_buffer(self, array: np.ndarray[Any, Any]) -> Array:
         """A host array, or the same as a tensor where this tree's arrays are tensors."""
@@ -364,6 +381,9 @@ class Columns(Mapping[str, Array]):
         if key not in self._tree._fields:
             raise KeyError(f"{name!r}; {self._kind} has {list(self)}")
         return self._tree._array(key)
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
 
     def __iter__(self) -> Iterator[str]:
         prefix = self._kind + "."

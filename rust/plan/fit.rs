@@ -1,7 +1,12 @@
-//! "The first tree with room": a tournament tree over free tokens and free terms.
+//! "The first tree with room": a tournament tree over what trees have free.
 
-/// Tokens and terms, needed by a sample or free in a tree.
-pub type Room = [u32; 2];
+/// Tokens, terms and kept ids: needed by a sample, or free in a tree. Values stay below `u32::MAX`.
+pub type Room = [u32; 3];
+
+#[inline]
+pub fn has_room(free: Room, need: Room) -> bool {
+    free[0] >= need[0] && free[1] >= need[1] && free[2] >= need[2]
+}
 
 /// Free room of a list of trees in heap order: every inner entry is the maximum of its two children, per component.
 /// Entries are stored plus one, so that 0 means "no tree".
@@ -12,7 +17,7 @@ pub struct FirstFit {
 }
 
 fn most(a: Room, b: Room) -> Room {
-    [a[0].max(b[0]), a[1].max(b[1])]
+    [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])]
 }
 
 impl FirstFit {
@@ -46,8 +51,8 @@ impl FirstFit {
         }
     }
 
-    /// The first index at or after `from` with at least `need` free. O(log) for one component; with two, parts of
-    /// the tree whose maxima lie in different leaves are visited as well.
+    /// The first index at or after `from` with at least `need` free. O(log) where tokens decide; parts of the tree
+    /// whose maxima lie in different leaves are visited as well.
     #[inline]
     pub fn first(&self, from: usize, need: Room) -> Option<usize> {
         if from >= self.leaves {
@@ -56,7 +61,7 @@ impl FirstFit {
         let mut at = if from == 0 { 1 } else { self.leaves + from };
         loop {
             let room = self.room[at];
-            if room[0] > need[0] && room[1] > need[1] {
+            if room[0] > need[0] && room[1] > need[1] && room[2] > need[2] {
                 if at >= self.leaves {
                     return Some(at - self.leaves);
                 }
@@ -73,7 +78,7 @@ impl FirstFit {
 
     fn grow(&mut self, trees: usize) {
         self.leaves = trees.next_power_of_two().max(64);
-        self.room = vec![[0; 2]; 2 * self.leaves];
+        self.room = vec![[0; 3]; 2 * self.leaves];
     }
 
     fn rebuild(&mut self) {
@@ -89,14 +94,14 @@ mod tests {
 
     #[test]
     fn finds_what_a_scan_finds() {
-        let rooms: Vec<Room> = (0..200u32).map(|i| [i * 37 % 101, i * 53 % 89]).collect();
+        let rooms: Vec<Room> = (0..200u32).map(|i| [i * 37 % 101, i * 53 % 89, i % 7]).collect();
         let mut fit = FirstFit::of(rooms[..100].iter().copied());
         for (i, &room) in rooms.iter().enumerate().skip(100) {
             fit.set(i, room);
         }
-        for need in [[0, 0], [50, 50], [100, 0], [0, 88], [99, 80], [101, 0]] {
+        for need in [[0, 0, 0], [50, 50, 0], [50, 50, 6], [100, 0, 0], [0, 88, 0], [99, 80, 0], [101, 0, 0]] {
             for from in [0, 1, 77, 199, 200, 1000] {
-                let scan = (from..rooms.len()).find(|&i| rooms[i][0] >= need[0] && rooms[i][1] >= need[1]);
+                let scan = (from..rooms.len()).find(|&i| has_room(rooms[i], need));
                 assert_eq!(fit.first(from, need), scan, "{need:?} from {from}");
             }
         }

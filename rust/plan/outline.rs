@@ -1,0 +1,121 @@
+//! The trie from above: children, and what each subtree needs.
+
+use super::fit::{has_room, Room};
+use super::{Demand, Forest, Limits};
+use crate::trie::{Trie, NONE, ROOT};
+
+pub struct Outline {
+    /// Nodes that some sample passes, parents first.
+    pub order: Vec<u32>,
+    /// Positions (the node's own included), terms and kept ids of the subtree.
+    pub need: Vec<Room>,
+    child_starts: Vec<u32>,
+    child_list: Vec<u32>,
+    sample_starts: Vec<u32>,
+    sample_list: Vec<u32>,
+}
+
+impl Outline {
+    /// O(nodes + samples). Samples that are left out, and nodes that only they pass, are not in it.
+    pub fn new(trie: &Trie, demand: &Demand) -> Self {
+        let nodes = trie.nodes.len();
+        let samples = || (0..demand.lengths.len() as u32).filter(|&sample| !demand.left_out[sample as usize]);
+        let leaf = |sample: u32| trie.leaf[sample as usize] as usize;
+        let mut used = vec![false; nodes];
+        used[ROOT as usize] = true;
+        for sample in samples() {
+            let mut node = leaf(sample);
+            while !used[node] {
+                used[node] = true;
+                node = trie.nodes[node].parent as usize;
+            }
+        }
+        let below_root = || (1..nodes as u32).filter(|&node| used[node as usize]);
+        let (child_starts, child_list) =
+            group(nodes, below_root().map(|node| (trie.nodes[node as usize].parent, node)));
+        let (sample_starts, sample_list) = group(nodes, samples().map(|sample| (leaf(sample) as u32, sample)));
+        let mut out = Outline {
+            order: Vec::with_capacity(nodes),
+            need: vec![[0; 3]; nodes],
+            child_starts,
+            child_list,
+            sample_starts,
+            sample_list,
+        };
+        let mut stack = vec![ROOT];
+        while let Some(node) = stack.pop() {
+            out.order.push(node);
+            stack.extend(out.children(node).iter().rev());
+        }
+        for i in (0..out.order.len()).rev() {
+            let node = out.order[i];
+            let mut need = out.need[node as usize];
+            need[0] += trie.nodes[node as usize].len();
+            for &sample in out.samples(node) {
+                let [_, terms, kept] = demand.need(sample);
+                need[1] += terms;
+                need[2] += kept;
+            }
+            out.need[node as usize] = need;
+            if node != ROOT {
+                let above = &mut out.need[trie.nodes[node as usize].parent as usize];
+                (above[0], above[1], above[2]) = (above[0] + need[0], above[1] + need[1], above[2] + need[2]);
+            }
+        }
+        out
+    }
+
+    pub fn children(&self, node: u32) -> &[u32] {
+        &self.child_list[self.child_starts[node as usize] as usize..self.child_starts[node as usize + 1] as usize]
+    }
+
+    /// Samples that end at the node.
+    pub fn samples(&self, node: u32) -> &[u32] {
+        &self.sample_list[self.sample_starts[node as usize] as usize..self.sample_starts[node as usize + 1] as usize]
+    }
+
+    /// Whether a tree can hold the whole subtree, with the path down to it.
+    pub fn fits(&self, trie: &Trie, node: u32, limits: &Limits) -> bool {
+        let [tokens, terms, kept] = self.need[node as usize];
+        has_room(limits.room(), [trie.nodes[node as usize].start + tokens, terms, kept])
+    }
+
+    pub fn fits_one_tree(&self, limits: &Limits) -> bool {
+        has_room(limits.room(), self.need[ROOT as usize])
+    }
+
+    pub fn one_tree(&self, demand: &Demand) -> Forest {
+        let tree_of = demand.left_out.iter().map(|&out| if out { NONE } else { 0 }).collect();
+        let tokens = self.need[ROOT as usize][0];
+        Forest { tree_of, tokens: if tokens == 0 { vec![] } else { vec![tokens] } }
+    }
+
+    /// Sets the tree of all samples of a subtree.
+    pub fn assign(&self, node: u32, tree: u32, tree_of: &mut [u32]) {
+        let mut stack = vec![node];
+        while let Some(node) = stack.pop() {
+            for &sample in self.samples(node) {
+                tree_of[sample as usize] = tree;
+            }
+            stack.extend(self.children(node));
+        }
+    }
+}
+
+/// Values by key, in their order: `list[starts[key]..starts[key + 1]]`.
+fn group(keys: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0u32; keys + 2];
+    for (key, _) in pairs.clone() {
+        starts[key as usize + 2] += 1;
+    }
+    for i in 2..starts.len() {
+        starts[i] += starts[i - 1];
+    }
+    let mut list = vec![0; starts[keys + 1] as usize];
+    for (key, value) in pairs {
+        let next = &mut starts[key as usize + 1];
+        list[*next as usize] = value;
+        *next += 1;
+    }
+    (starts, list)
+}
