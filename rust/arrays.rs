@@ -50,8 +50,9 @@ pub struct Schema {
 }
 
 /// One array of one tree: where it starts in the tree's buffer and how many rows it has.
-pub struct Field<'a> {
-    pub name: &'a str,
+pub struct Field {
+    /// Index into `Schema::names`.
+    pub index: usize,
     pub offset: usize,
     pub rows: usize,
 }
@@ -103,18 +104,22 @@ impl Schema {
         Schema { specs, label, kept, token_columns: samples.token_columns.len() }
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.specs.iter().map(|spec| &spec.name[..])
+    }
+
     /// Bytes of a tree. `agrees` says for each per-token column whether the samples agree on it.
     pub fn bytes(&self, sizes: &Sizes, agrees: &[bool]) -> usize {
         self.specs.iter().map(|spec| spec.bytes(sizes, agrees).next_multiple_of(ALIGN)).sum()
     }
 
-    pub fn fields<'a>(&'a self, sizes: &'a Sizes, agrees: &'a [bool]) -> impl Iterator<Item = Field<'a>> + 'a {
+    pub fn fields<'a>(&'a self, sizes: &'a Sizes, agrees: &'a [bool]) -> impl Iterator<Item = Field> + 'a {
         let mut at = 0;
-        self.specs.iter().filter_map(move |spec| {
+        self.specs.iter().enumerate().filter_map(move |(index, spec)| {
             let offset = at;
             at += spec.bytes(sizes, agrees).next_multiple_of(ALIGN);
             let rows = spec.rows(sizes, agrees)?;
-            Some(Field { name: &spec.name, offset, rows })
+            Some(Field { index, offset, rows })
         })
     }
 

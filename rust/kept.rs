@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use hashbrown::HashTable;
 
-use crate::error::{PackError, MAX_INDEX};
+use crate::error::{Fault, PackError, MAX_INDEX};
 use crate::runs::Runs;
 use crate::samples::{KeptSets, Samples};
 use crate::trie::{Trie, ROOT};
@@ -24,6 +24,10 @@ pub struct KeptIndex {
 }
 
 impl KeptIndex {
+    pub fn empty() -> Self {
+        KeptIndex { first_term: vec![0], ranges: Vec::new(), total: Vec::new() }
+    }
+
     /// Checks every set that a loss term needs; sets on other tokens are ignored.
     pub fn new(samples: &Samples, kept: &KeptSets, runs: &Runs, max_id: u64) -> Result<Self, PackError> {
         let raw: u64 = kept.ids.iter().map(|ids| ids.len() as u64).sum();
@@ -31,13 +35,21 @@ impl KeptIndex {
             let what = "kept ids";
             return Err(PackError::TooMany { what, has: raw });
         }
-        let mut out = KeptIndex { first_term: vec![0], ranges: Vec::new(), total: Vec::with_capacity(samples.len()) };
+        let mut out = KeptIndex::empty();
         let mut sorted = Vec::new();
         for sample in 0..samples.len() {
             out.add(samples, kept, runs, sample)?;
             out.check_sets(samples, kept, runs, sample, max_id, &mut sorted)?;
         }
         Ok(out)
+    }
+
+    /// Adds the samples of `other` after these.
+    pub fn append(&mut self, other: &KeptIndex) {
+        let first = self.ranges.len() as u32;
+        self.first_term.extend(other.first_term[1..].iter().map(|&term| first + term));
+        self.ranges.extend_from_slice(&other.ranges);
+        self.total.extend_from_slice(&other.total);
     }
 
     #[inline]
@@ -52,7 +64,7 @@ impl KeptIndex {
         let (mut sum, mut total) = (0u64, 0u64);
         for (token, &count) in counts.iter().enumerate() {
             if count < 0 {
-                return Err(PackError::KeptCount { sample, token, count });
+                return Err(Fault::KeptCount { token, count }.in_sample(sample));
             }
             while runs.next_if(|&(_, end)| end as usize <= token).is_some() {}
             if runs.peek().is_some_and(|&(start, _)| start as usize <= token) {
@@ -63,7 +75,7 @@ impl KeptIndex {
         }
         if sum != ids.len() as u64 {
             let ids = ids.len();
-            return Err(PackError::KeptSum { sample, ids, sum });
+            return Err(Fault::KeptSum { ids, sum }.in_sample(sample));
         }
         debug_assert_eq!(counts.len(), samples.ids[sample].len());
         self.first_term.push(self.ranges.len() as u32);
@@ -94,7 +106,7 @@ impl KeptIndex {
             }
         }
         match (with, without) {
-            (Some(other), Some(token)) => Err(PackError::KeptMissing { sample, token, other }),
+            (Some(other), Some(token)) => Err(Fault::KeptMissing { token, other }.in_sample(sample)),
             _ => Ok(()),
         }
     }
@@ -110,11 +122,11 @@ fn check_set(
 ) -> Result<(), PackError> {
     if let Some(&id) = set.iter().find(|&&id| id as i64 as u64 > max_id) {
         let max = max_id;
-        return Err(PackError::KeptId { sample, token, id, max });
+        return Err(Fault::KeptId { token, id, max }.in_sample(sample));
     }
     if !set.iter().any(|&id| id as i64 == target) {
         let id = target;
-        return Err(PackError::KeptTarget { sample, token, id });
+        return Err(Fault::KeptTarget { token, id }.in_sample(sample));
     }
     let twice = if set.len() <= SMALL {
         (1..set.len()).find(|&i| set[..i].contains(&set[i])).map(|i| set[i])
@@ -125,7 +137,7 @@ fn check_set(
         sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
     };
     match twice {
-        Some(id) => Err(PackError::KeptDuplicate { sample, token, id }),
+        Some(id) => Err(Fault::KeptDuplicate { token, id }.in_sample(sample)),
         None => Ok(()),
     }
 }

@@ -4,7 +4,7 @@
 //! The crate knows no Python (that is the feature `python`). Modules import in one direction:
 //!
 //! ```text
-//! error <- samples <- trie <- plan <- layout <- terms <- pack
+//! error <- samples <- trie <- plan <- layout <- terms <- writer <- pack <- stream
 //! simd, runs, kept, arrays, slab: one job each, beside them
 //! ```
 //!
@@ -16,6 +16,7 @@
 //! assert_eq!(packed.tree(0).array::<i32>("subtree_end"), [4, 4, 3, 4]);
 //! ```
 
+mod arena;
 mod arrays;
 mod error;
 mod kept;
@@ -26,15 +27,18 @@ mod runs;
 mod samples;
 mod simd;
 mod slab;
+mod stream;
 mod terms;
 mod trie;
+mod writer;
 
 #[cfg(feature = "python")]
 mod python;
 
 pub use arrays::{Field, Sizes, TreeView, ALIGN};
-pub use error::{PackError, MAX_INDEX};
+pub use error::{Fault, PackError, MAX_INDEX};
 pub use layout::{Disagreement, Order};
 pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
 pub use plan::{Balance, Placement};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};
+pub use stream::{Added, Stream};

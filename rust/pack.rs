@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arrays::{Arrays, Schema, Sizes, TreeView};
+use crate::arrays::{Schema, Sizes, TreeView};
 use crate::error::{PackError, MAX_INDEX};
 use crate::kept::{KeptIndex, KeptPrice};
-use crate::layout::{write_padding, write_position_column, write_positions, Disagreement, Order, Shape};
-use crate::plan::{place, rank_trees, Balance, Demand, Forest, Limits, Placement};
+use crate::layout::{Disagreement, Order};
+use crate::plan::{place, rank_trees, Balance, Demand, Limits, Placement};
 use crate::runs::Runs;
-use crate::samples::{KeptSets, Keyed, Samples};
-use crate::simd::with_avx2;
+use crate::samples::{Keyed, Samples};
 use crate::slab::Slab;
-use crate::terms::Terms;
-use crate::trie::{Trie, NONE};
+use crate::trie::Trie;
+use crate::writer::Writer;
 
 /// More than any job has; a bound on the dummies that one sample can cause.
 const MAX_RANKS: u64 = 1 << 16;
@@ -52,7 +51,8 @@ impl Options {
         }
     }
 
-    fn limits(&self) -> Result<Limits, PackError> {
+    /// The budgets of a tree, checked.
+    pub fn limits(&self) -> Result<Limits, PackError> {
         let positive = |option, value: u64| match value {
             0 => {
                 let (got, allowed) = (value.to_string(), "1 or more".to_string());
@@ -85,7 +85,8 @@ impl Options {
         })
     }
 
-    fn max_id(&self) -> u64 {
+    /// Largest id that is allowed.
+    pub fn max_id(&self) -> u64 {
         self.vocab_size.map_or(MAX_INDEX, |size| (size - 1).min(MAX_INDEX))
     }
 }
@@ -122,6 +123,20 @@ pub struct Stats {
     pub balance: Balance,
     /// Host milliseconds by phase.
     pub milliseconds: Vec<(&'static str, f64)>,
+}
+
+impl Stats {
+    /// Counts the samples that are not left out (an empty list leaves none out).
+    pub(crate) fn count_samples(&mut self, samples: &Samples, left_out: &[bool]) {
+        for (sample, ids) in samples.ids.iter().enumerate() {
+            if left_out.get(sample) != Some(&true) {
+                let length = ids.len() as u64;
+                self.samples += 1;
+                self.raw_tokens += length;
+                self.attention_pairs_alone += length * (length + 1) / 2;
+            }
+        }
+    }
 }
 
 pub struct Packed {
@@ -181,12 +196,7 @@ pub fn pack(samples: &Samples, options: &Options) -> Result<Packed, PackError> {
     clock.lap("layout");
 
     packed.stats.balance = balance;
-    packed.stats.samples = (samples.len() - skipped.len()) as u64;
-    for (sample, &length) in lengths.iter().enumerate().filter(|&(sample, _)| !left_out[sample]) {
-        debug_assert_ne!(forest.tree_of[sample], NONE);
-        packed.stats.raw_tokens += length as u64;
-        packed.stats.attention_pairs_alone += length as u64 * (length as u64 + 1) / 2;
-    }
+    packed.stats.count_samples(samples, &left_out);
     packed.stats.milliseconds = clock.laps;
     packed.skipped = skipped;
     Ok(packed)
@@ -205,159 +215,6 @@ fn find_overlong(demand: &Demand, limits: &Limits, skip: bool) -> Result<(Vec<bo
         skipped.push(Skipped { sample, tokens, reason });
     }
     Ok((left_out, skipped))
-}
-
-struct Writer<'w, 'a> {
-    samples: &'w Samples<'a>,
-    options: &'w Options,
-    runs: &'w Runs,
-    trie: &'w Trie,
-    kept: Option<(&'w KeptSets<'a>, &'w KeptIndex)>,
-}
-
-impl Writer<'_, '_> {
-    fn write(&self, forest: &Forest, kept_totals: &[u64]) -> Result<Packed, PackError> {
-        let schema = Schema::new(self.samples, self.options.label_branching);
-        let (starts, members) = forest.members();
-        let bound = self.bound(&schema, forest, &starts, &members, kept_totals);
-        let mut slab =
-            Slab::new(bound).map_err(|error| PackError::Memory { bytes: bound as u64, error: error.to_string() })?;
-        let offsets = self.samples.offsets();
-        let mut shape = Shape::new(self.trie);
-        let mut terms = Terms::default();
-        let mut trees = Vec::with_capacity(forest.tokens.len());
-        let mut stats = Stats::default();
-        let (mut at, mut bad) = (0, 0);
-        for tree in 0..forest.tokens.len() {
-            let members = &members[starts[tree] as usize..starts[tree + 1] as usize];
-            shape.build(self.trie, self.samples, members, self.options.order);
-            terms.plan(&shape, self.trie, self.runs, members, self.kept);
-            let padded = self.padded(shape.positions);
-            let sizes = Sizes {
-                positions: shape.positions,
-                padded,
-                segments: shape.segments,
-                samples: members.len(),
-                rows: terms.rows,
-                terms: terms.count,
-                kept_ids: terms.kept_ids,
-            };
-            let agrees: Vec<bool> = shape.disagreements.iter().map(Option::is_none).collect();
-            let bytes = schema.bytes(&sizes, &agrees);
-            let mut out = schema.carve(&mut slab[at..at + bytes], &sizes, &agrees);
-            bad |= write_tree(self, &shape, &terms, &offsets, members, &mut out);
-            write_columns(self, &shape, &terms, members, out.columns);
-            count(&mut stats, self.trie, &shape, &sizes);
-            let disagreements = shape.disagreements.clone();
-            trees.push(Tree { offset: at, bytes, sizes, agrees, disagreements });
-            at += bytes;
-        }
-        // One cheap test for all ids; the search for the culprit runs only when it fails.
-        let max = self.options.max_id();
-        if bad != 0 || (max < MAX_INDEX && self.any_above(max)) {
-            if let Some(error) = self.samples.find_bad_id(max) {
-                return Err(error);
-            }
-        }
-        let token_columns = self.samples.token_columns.iter().map(|column| column.name.clone()).collect();
-        Ok(Packed { slab: Arc::new(slab), schema, token_columns, trees, skipped: Vec::new(), stats })
-    }
-
-    /// N with padding. A tree without samples is one position of padding, so that a model can run it.
-    fn padded(&self, positions: usize) -> usize {
-        positions.max(1).next_multiple_of(self.options.pad_to_multiple_of as usize)
-    }
-
-    fn any_above(&self, max: u64) -> bool {
-        self.samples.ids.iter().any(|ids| ids.iter().any(|&id| id as u64 > max))
-    }
-
-    /// Bytes that the trees need at most. Exact but for segments, rows, kept ids and columns on which samples disagree.
-    fn bound(&self, schema: &Schema, forest: &Forest, starts: &[u32], members: &[u32], kept: &[u64]) -> usize {
-        let agrees = vec![true; schema.token_columns()];
-        let bytes = |tree: usize| {
-            let members = &members[starts[tree] as usize..starts[tree + 1] as usize];
-            let positions = forest.tokens[tree] as usize;
-            let terms = members.iter().map(|&sample| self.runs.terms[sample as usize] as usize).sum();
-            let sizes = Sizes {
-                positions,
-                padded: self.padded(positions),
-                segments: positions.min(2 * members.len()),
-                samples: members.len(),
-                rows: if self.kept.is_some() { terms } else { positions.min(terms) },
-                terms,
-                kept_ids: members.iter().filter_map(|&s| kept.get(s as usize)).sum::<u64>() as usize,
-            };
-            schema.bytes(&sizes, &agrees)
-        };
-        (0..forest.tokens.len()).map(bytes).sum()
-    }
-}
-
-#[inline(always)]
-fn write_tree_body(
-    writer: &Writer,
-    shape: &Shape,
-    terms: &Terms,
-    offsets: &[u32],
-    members: &[u32],
-    out: &mut Arrays,
-) -> u64 {
-    let bad = write_positions(shape, writer.samples, offsets, out);
-    write_padding(shape.positions, out);
-    for (to, &sample) in out.sample_index.iter_mut().zip(members) {
-        *to = sample as i32;
-    }
-    for (to, &sample) in out.sample_last_segment.iter_mut().zip(members) {
-        let place = shape.place_of_leaf(writer.trie, sample);
-        *to = shape.places[place as usize].segment as i32;
-    }
-    out.shift_labels.fill(-100);
-    terms.write(writer.samples, offsets, members, writer.kept, out);
-    bad
-}
-
-with_avx2! {
-    fn write_tree(
-        writer: &Writer,
-        shape: &Shape,
-        terms: &Terms,
-        offsets: &[u32],
-        members: &[u32],
-        out: &mut Arrays,
-    ) -> u64 = write_tree_body
-}
-
-fn write_columns(writer: &Writer, shape: &Shape, terms: &Terms, members: &[u32], arrays: Vec<&mut [u8]>) {
-    let samples = writer.samples;
-    let mut arrays = arrays.into_iter();
-    let mut next = || arrays.next().unwrap_or_default();
-    for column in &samples.token_columns {
-        terms.write_token_column(column, members, next());
-    }
-    for column in &samples.sample_columns {
-        if column.per_term {
-            terms.write_sample_column(column, members, next());
-        }
-        let width = column.width;
-        for (to, &sample) in next().chunks_exact_mut(width.max(1)).zip(members) {
-            to.copy_from_slice(&column.rows[sample as usize * width..][..width]);
-        }
-    }
-    for column in &samples.token_columns {
-        let to = next();
-        if !to.is_empty() {
-            write_position_column(shape, column, to);
-        }
-    }
-}
-
-fn count(stats: &mut Stats, trie: &Trie, shape: &Shape, sizes: &Sizes) {
-    stats.packed_tokens += sizes.positions as u64;
-    stats.padding += (sizes.padded - sizes.positions) as u64;
-    stats.terms += sizes.terms as u64;
-    stats.kept_ids += sizes.kept_ids as u64;
-    stats.attention_pairs += shape.places.iter().map(|place| trie.nodes[place.node as usize].pairs()).sum::<u64>();
 }
 
 struct Clock {

@@ -1,10 +1,11 @@
 //! Completion masks -> runs of trained tokens that have a predecessor. Everything about loss terms works on runs,
 //! since a mask has few of them and many tokens.
 
-use crate::error::PackError;
+use crate::error::{Fault, PackError};
 use crate::samples::Samples;
 use crate::simd::run_end;
 
+#[derive(Clone)]
 pub struct Runs {
     offsets: Vec<u32>,
     runs: Vec<(u32, u32)>,
@@ -13,6 +14,10 @@ pub struct Runs {
 }
 
 impl Runs {
+    pub fn empty() -> Self {
+        Runs { offsets: vec![0], runs: Vec::new(), terms: Vec::new() }
+    }
+
     /// O(raw tokens) bytes read, 32 at a time. The first token of a sample is never a target, whatever its mask.
     pub fn new(samples: &Samples) -> Result<Self, PackError> {
         let mut out = Runs {
@@ -37,6 +42,21 @@ impl Runs {
         &self.runs[a as usize..b as usize]
     }
 
+    /// Adds the samples of `other` after these.
+    pub fn append(&mut self, other: &Runs) {
+        let first = self.runs.len() as u32;
+        self.offsets.extend(other.offsets[1..].iter().map(|&at| first + at));
+        self.runs.extend_from_slice(&other.runs);
+        self.terms.extend_from_slice(&other.terms);
+    }
+
+    /// Removes all samples and keeps the memory.
+    pub fn clear(&mut self) {
+        self.offsets.truncate(1);
+        self.runs.clear();
+        self.terms.clear();
+    }
+
     fn push_all(&mut self, length: u32) {
         if length > 1 {
             self.runs.push((1, length));
@@ -52,7 +72,7 @@ impl Runs {
             let end = run_end(mask, at, 1);
             if end < mask.len() && mask[end] != 0 {
                 let (token, value) = (end, mask[end]);
-                return Err(PackError::MaskValue { sample, token, value });
+                return Err(Fault::MaskValue { token, value }.in_sample(sample));
             }
             let start = at.max(1);
             if start < end {
@@ -94,8 +114,7 @@ mod tests {
     fn other_values_are_refused_where_they_stand() {
         for (mask, token) in [(vec![2u8], 0), (vec![0, 1, 3, 1], 2), (vec![0, 7], 1)] {
             let value = mask[token];
-            let sample = 0;
-            assert_eq!(runs(&mask), Err(PackError::MaskValue { sample, token, value }));
+            assert_eq!(runs(&mask), Err(Fault::MaskValue { token, value }.in_sample(0)));
         }
     }
 

@@ -1,6 +1,9 @@
 //! What goes in: borrowed token sequences and the columns that travel with them.
 
-use crate::error::{PackError, MAX_INDEX};
+use std::borrow::Cow;
+
+use crate::error::{Fault, PackError, MAX_INDEX};
+use crate::simd::id_overflow;
 
 /// Token sequences that a trie can be built over. A node is keyed on the token, on its identity row, and with
 /// label branching also on the token that follows (nothing after the last).
@@ -23,7 +26,7 @@ pub struct TokenColumn<'a> {
 pub struct SampleColumn<'a> {
     pub name: String,
     pub width: usize,
-    pub rows: &'a [u8],
+    pub rows: Cow<'a, [u8]>,
     pub per_term: bool,
 }
 
@@ -63,7 +66,7 @@ impl<'a> Samples<'a> {
         let mut raw = 0u64;
         for (sample, ids) in self.ids.iter().enumerate() {
             if ids.is_empty() {
-                return Err(PackError::EmptySample { sample });
+                return Err(Fault::Empty.in_sample(sample));
             }
             raw += ids.len() as u64;
         }
@@ -126,11 +129,20 @@ impl<'a> Samples<'a> {
         self.ids.iter().map(start).collect()
     }
 
-    /// The first id outside `0..=max`, as an error. Called after a cheap test over all ids has failed.
+    /// Refuses ids outside `0..=max`: a cheap test over all of them, and a search for the culprit only if it fails.
+    pub fn check_ids(&self, max: u64) -> Result<(), PackError> {
+        let above = |ids: &&[i64]| id_overflow(ids) != 0 || (max < MAX_INDEX && ids.iter().any(|&id| id as u64 > max));
+        match self.ids.iter().any(above) {
+            true => self.find_bad_id(max).map_or(Ok(()), Err),
+            false => Ok(()),
+        }
+    }
+
+    /// The first id outside `0..=max`, as an error.
     pub fn find_bad_id(&self, max: u64) -> Option<PackError> {
         for (sample, ids) in self.ids.iter().enumerate() {
             if let Some((token, &id)) = ids.iter().enumerate().find(|(_, &id)| id as u64 > max) {
-                return Some(PackError::TokenId { sample, token, id, max });
+                return Some(Fault::TokenId { token, id, max }.in_sample(sample));
             }
         }
         None
@@ -138,7 +150,7 @@ impl<'a> Samples<'a> {
 }
 
 fn length_error(sample: usize, name: &str, has: usize, tokens: usize) -> PackError {
-    PackError::ColumnLength { sample, column: name.to_string(), has, want: tokens, unit: "rows", tokens }
+    Fault::ColumnLength { column: name.to_string(), has, tokens }.in_sample(sample)
 }
 
 /// `Samples` seen as sequences under one branching rule.

@@ -103,6 +103,15 @@ with_avx2! {
 }
 
 #[inline(always)]
+fn all_ids_body(ids: &[i64]) -> u64 {
+    ids.iter().fold(0, |bits, &id| bits | id as u64) >> 31
+}
+with_avx2! {
+    /// 0 if no id is negative or above `i32::MAX`.
+    pub fn id_overflow(ids: &[i64]) -> u64 = all_ids_body
+}
+
+#[inline(always)]
 pub fn iota_i64(to: &mut [i64], start: i64) {
     for (i, x) in to.iter_mut().enumerate() {
         *x = start + i as i64;

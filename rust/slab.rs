@@ -2,21 +2,49 @@
 //! last view of a packing gives back is kept for the next one.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use memmap2::MmapMut;
 
-/// Memory kept for reuse, at most. Beyond it, or beyond 8 pieces, the smallest piece goes back to the system.
-const POOL_BYTES: usize = 1 << 30;
+/// Pieces kept for reuse, at most.
 const POOL_PIECES: usize = 8;
+/// A piece that was not used again while this many others were taken goes back to the system.
+const POOL_AGE: u64 = 16;
 /// Pieces are a multiple of this size, the size of a huge page.
 const PIECE: usize = 2 << 20;
 
-static POOL: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+struct Pool {
+    /// Free pieces, and how many had been taken when they came back.
+    pieces: Vec<(MmapMut, u64)>,
+    taken: u64,
+}
 
-fn pool() -> std::sync::MutexGuard<'static, Vec<MmapMut>> {
-    // A panic while the lock was held leaves a list that is still valid.
+static POOL: Mutex<Pool> = Mutex::new(Pool { pieces: Vec::new(), taken: 0 });
+
+fn pool() -> MutexGuard<'static, Pool> {
+    // A panic while the lock was held leaves a pool that is still valid.
     POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Pool {
+    /// The smallest piece that holds so many bytes; a small batch does not take the memory of a large one.
+    fn take(&mut self, bytes: usize) -> Option<MmapMut> {
+        let sizes = bytes..=(4 * bytes).max(8 * PIECE);
+        let fitting = self.pieces.iter().enumerate().filter(|(_, (piece, _))| sizes.contains(&piece.len()));
+        let found = fitting.min_by_key(|(_, (piece, _))| piece.len()).map(|(at, _)| at);
+        self.taken += 1;
+        let piece = found.map(|at| self.pieces.remove(at).0);
+        let oldest = self.taken.saturating_sub(POOL_AGE);
+        self.pieces.retain(|&(_, since)| since >= oldest);
+        piece
+    }
+
+    fn give_back(&mut self, piece: MmapMut) {
+        if self.pieces.len() == POOL_PIECES {
+            self.pieces.remove(0);
+        }
+        self.pieces.push((piece, self.taken));
+    }
 }
 
 /// A page-aligned piece of memory with arbitrary content, given back to the pool when dropped.
@@ -24,14 +52,9 @@ pub struct Slab(Option<MmapMut>);
 
 impl Slab {
     pub fn new(bytes: usize) -> std::io::Result<Self> {
-        let mut pool = pool();
-        // A small batch does not take the memory of a large one.
-        let sizes = bytes..=(4 * bytes).max(8 * PIECE);
-        let fitting = pool.iter().enumerate().filter(|(_, piece)| sizes.contains(&piece.len()));
-        if let Some((at, _)) = fitting.min_by_key(|(_, piece)| piece.len()) {
-            return Ok(Slab(Some(pool.swap_remove(at))));
+        if let Some(piece) = pool().take(bytes) {
+            return Ok(Slab(Some(piece)));
         }
-        drop(pool);
         // A quarter more, so that batches that vary a little find their memory again.
         let piece = MmapMut::map_anon((bytes + bytes / 4).next_multiple_of(PIECE).max(PIECE))?;
         #[cfg(target_os = "linux")]
@@ -61,12 +84,8 @@ impl DerefMut for Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        let Some(piece) = self.0.take() else { return };
-        let mut pool = pool();
-        pool.push(piece);
-        while pool.len() > POOL_PIECES || pool.iter().map(|piece| piece.len()).sum::<usize>() > POOL_BYTES {
-            let Some((at, _)) = pool.iter().enumerate().min_by_key(|(_, piece)| piece.len()) else { break };
-            pool.swap_remove(at);
+        if let Some(piece) = self.0.take() {
+            pool().give_back(piece);
         }
     }
 }
@@ -75,13 +94,37 @@ impl Drop for Slab {
 mod tests {
     use super::*;
 
+    fn piece(bytes: usize) -> MmapMut {
+        MmapMut::map_anon(bytes).unwrap()
+    }
+
     #[test]
-    fn memory_comes_back_only_after_the_drop() {
-        let first = Slab::new(100 << 20).unwrap();
-        let second = Slab::new(100 << 20).unwrap();
-        assert_ne!(first.address(), second.address());
-        let address = first.address() as usize;
-        drop(first);
-        assert_eq!(Slab::new(100 << 20).unwrap().address() as usize, address);
+    fn a_piece_is_taken_again_if_it_fits_well() {
+        let mut pool = Pool { pieces: Vec::new(), taken: 0 };
+        for size in [64 * PIECE, 16 * PIECE, 32 * PIECE] {
+            pool.give_back(piece(size));
+        }
+        assert_eq!(pool.take(10 * PIECE).map(|p| p.len()), Some(16 * PIECE));
+        assert_eq!(pool.take(PIECE).map(|p| p.len()), None);
+        assert_eq!(pool.take(40 * PIECE).map(|p| p.len()), Some(64 * PIECE));
+        assert_eq!(pool.take(40 * PIECE).map(|p| p.len()), None);
+    }
+
+    #[test]
+    fn unused_pieces_go_back_to_the_system() {
+        let mut pool = Pool { pieces: Vec::new(), taken: 0 };
+        pool.give_back(piece(100 * PIECE));
+        for _ in 0..POOL_AGE + 1 {
+            let taken = pool.take(PIECE).unwrap_or_else(|| piece(PIECE));
+            pool.give_back(taken);
+        }
+        assert_eq!(pool.pieces.len(), 1);
+        assert_eq!(pool.pieces[0].0.len(), PIECE);
+    }
+
+    #[test]
+    fn two_slabs_at_a_time_are_apart() {
+        let (a, b) = (Slab::new(PIECE).unwrap(), Slab::new(PIECE).unwrap());
+        assert_ne!(a.address(), b.address());
     }
 }

@@ -48,6 +48,8 @@ pub struct Trie {
     wide: HashTable<u32>,
     /// Path of the previous sample, root first.
     path: Vec<u32>,
+    /// The node that the last insertion cut, if any: its new upper part and what is left of it.
+    pub cut: Option<(u32, u32)>,
 }
 
 impl Trie {
@@ -64,7 +66,7 @@ impl Trie {
         };
         let mut nodes = Vec::with_capacity(2 * samples + 1);
         nodes.push(root);
-        Trie { nodes, leaf: Vec::with_capacity(samples), wide: HashTable::new(), path: vec![ROOT] }
+        Trie { nodes, leaf: Vec::with_capacity(samples), wide: HashTable::new(), path: vec![ROOT], cut: None }
     }
 
     pub fn build(sequences: &impl Sequences, samples: usize) -> Self {
@@ -79,6 +81,7 @@ impl Trie {
     pub fn insert(&mut self, sequences: &impl Sequences) -> u32 {
         let sample = self.leaf.len() as u32;
         let length = sequences.ids(sample).len() as u32;
+        self.cut = None;
         let mut depth = self.resume(sequences, sample);
         let mut node = *self.path.last().unwrap_or(&ROOT);
         while depth < length {
@@ -109,7 +112,13 @@ impl Trie {
             let upper = self.split(sequences, node, shared);
             self.path.push(upper);
         }
-        shared
+        self.path.last().map_or(0, |&node| self.nodes[node as usize].end)
+    }
+
+    /// Takes the last sample back. Nodes that it brought stay; no sample ends there.
+    pub fn forget_last(&mut self) {
+        self.leaf.pop();
+        self.path.truncate(1);
     }
 
     /// The child that starts like the sample at `depth`, and how many elements they share (at least 1).
@@ -195,6 +204,7 @@ impl Trie {
         lower.next_sibling = NONE;
         lower.start = depth;
         lower.key = key(sequences, old.owner, depth);
+        self.cut = Some((id, node));
         id
     }
 

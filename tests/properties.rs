@@ -57,25 +57,30 @@ fn run(input: &[Sample], options: &Options, with_identity: bool, with_kept: bool
 }
 
 /// Elements that tell prefixes apart: token, identity, and with labels the next token.
-fn keys(sample: &Sample, label: bool, with_identity: bool) -> Vec<(i64, u8, i64)> {
+fn keys(sample: &Sample, label: bool, with_identity: bool) -> Key {
     let next = |i: usize| if label { sample.ids.get(i + 1).copied().unwrap_or(-1) } else { 0 };
     let identity = |i: usize| if with_identity { sample.identity[i] } else { 0 };
     (0..sample.ids.len()).map(|i| (sample.ids[i], identity(i), next(i))).collect()
 }
+
+type Key = Vec<(i64, u8, i64)>;
+
+/// Prefixes, samples and terms of a tree.
+type NaiveTree = (HashSet<Key>, Vec<i32>, usize);
 
 /// First fit on sets of prefixes: positions of each tree and the samples in it.
 fn first_fit(
     input: &[Sample],
     max_tokens: usize,
     max_terms: usize,
-    key: impl Fn(&Sample) -> Vec<(i64, u8, i64)>,
+    key: impl Fn(&Sample) -> Key,
 ) -> Vec<(usize, Vec<i32>)> {
-    let mut trees: Vec<(HashSet<Vec<(i64, u8, i64)>>, Vec<i32>, usize)> = Vec::new();
+    let mut trees: Vec<NaiveTree> = Vec::new();
     for (index, sample) in input.iter().enumerate() {
         let key = key(sample);
         let prefixes: Vec<Vec<_>> = (1..=key.len()).map(|n| key[..n].to_vec()).collect();
         let terms = sample.mask.iter().skip(1).filter(|&&m| m == 1).count();
-        let fits = |tree: &&mut (HashSet<Vec<_>>, Vec<i32>, usize)| {
+        let fits = |tree: &&mut NaiveTree| {
             let new = prefixes.iter().filter(|prefix| !tree.0.contains(*prefix)).count();
             tree.0.len() + new <= max_tokens && tree.2 + terms <= max_terms
         };
@@ -104,9 +109,9 @@ fn check_tree(packed: &Packed, index: usize, input: &[Sample], with_kept: bool) 
         brute[parent[i] as usize] = brute[parent[i] as usize].max(brute[i]);
     }
     prop_assert_eq!(&brute[..], &end[..n]);
-    for q in 0..n {
+    for (q, depth) in depth.iter().enumerate().take(n) {
         let seen = (0..=q).filter(|&k| (q as i32) < end[k]).count();
-        prop_assert_eq!(seen as i64, depth[q] + 1);
+        prop_assert_eq!(seen as i64, depth + 1);
     }
     for q in n..tree.sizes.padded {
         prop_assert_eq!((ids[q], depth[q], parent[q], end[q]), (0, 0, -1, q as i32));

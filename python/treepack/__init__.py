@@ -10,13 +10,15 @@
 from typing import TYPE_CHECKING, Any
 
 from ._core import PackError
+from .packed import Packed, Skipped, Stats
+from .packer import Packer
 from .packing import pack
-from .tree import Packed, PackedTree, Skipped, Stats
+from .tree import PackedTree
 
 if TYPE_CHECKING:
     from .attention import tree_attention
 
-__all__ = ["PackError", "Packed", "PackedTree", "Skipped", "Stats", "pack", "tree_attention"]
+__all__ = ["PackError", "Packed", "PackedTree", "Packer", "Skipped", "Stats", "pack", "tree_attention"]
 __version__ = "0.1.0"
 
 

@@ -5,6 +5,10 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack"]
+
+_Format = tuple[str, np.dtype[Any], list[int]]
+
 class PackError(ValueError):
     """Input that cannot be packed; says which sample, what it has, what is allowed."""
 
@@ -16,28 +20,34 @@ def first_unready(values: list[Any], dtype: np.dtype[Any], tail: list[int], star
     """Index of the first value at or after `start` that is not a C-contiguous, aligned array of exactly this dtype
     with shape (any, *tail); the length if there is none."""
 
-def pack(
-    *,
-    ids: list[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
-    mask: list[npt.NDArray[Any]] | npt.NDArray[Any] | None,
-    identity: tuple[str, int, Any] | None,
-    kept: tuple[Any, Any] | None,
-    token_columns: list[tuple[str, int, Any]],
-    sample_columns: list[tuple[str, int, npt.NDArray[Any], bool]],
-    offsets: npt.NDArray[np.int64] | None,
-    kept_offsets: npt.NDArray[np.int64] | None,
-    max_tokens: int,
-    max_terms: int | None,
-    max_kept: int | None,
-    vocab_size: int | None,
-    label_branching: bool,
-    first_seen: bool,
-    first_fit: bool,
-    skip_overlong: bool,
-    pad_to_multiple_of: int,
-    ranks: int,
-) -> PackedTrees:
-    """Pack columns that are lists of arrays, or flat arrays that are cut at `offsets`. Releases the GIL."""
+def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
+    """Pack `inputs.Inputs` under the keywords of `options.keywords`. Releases the GIL."""
+
+@final
+class PackStream:
+    """Packs samples one by one."""
+
+    def __new__(cls, keywords: dict[str, Any]) -> PackStream: ...
+    def set_formats(
+        self,
+        ids: _Format,
+        mask: _Format | None,
+        kept: tuple[_Format, _Format] | None,
+        tokens: list[_Format],
+        scalars: list[tuple[_Format, bool]],
+        identity: int | None,
+    ) -> None:
+        """Tell `add` what ready columns look like: (name, dtype, row shape) of ids, mask, kept ids and counts, per-token
+        and per-sample columns, and which per-token column is the identity."""
+
+    def add(self, sample: Any) -> tuple[PackedTrees | None, tuple[int, int, str] | None] | None:
+        """Add a sample whose columns are all ready; None if they are not."""
+
+    def add_columns(self, columns: Any) -> tuple[PackedTrees | None, tuple[int, int, str] | None]:
+        """Add the one sample of an `inputs.Inputs`."""
+
+    def flush(self) -> PackedTrees | None:
+        """Close the open micro-batch; None if there is none."""
 
 @final
 class PackedTrees:
@@ -47,8 +57,8 @@ class PackedTrees:
     def buffer(self, index: int) -> npt.NDArray[np.uint8]:
         """Buffer of a tree, uint8 (nbytes,), without a copy."""
 
-    def fields(self, index: int) -> list[tuple[str, int, int]]:
-        """(name, offset in bytes, rows) of each array of a tree."""
+    def fields(self, index: int) -> dict[str, tuple[int, int]]:
+        """Offset in bytes and rows of each array of a tree, by name."""
 
     def disagreements(self, index: int) -> list[tuple[str, int, int, int]]:
         """(column, sample, sample, token) of each per-token column on which samples that share a position disagree."""

@@ -62,7 +62,9 @@ def _from_torch(value: Any, where: str) -> Array:
     try:
         array: Array = value.detach().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError):
-        raise TypeError(f"{where} has dtype {value.dtype}, which NumPy does not have; convert it, say with .float()") from None
+        raise TypeError(
+            f"{where} has dtype {value.dtype}, which NumPy does not have; convert it, say with .float()"
+        ) from None
     return array
 
 
@@ -100,7 +102,7 @@ def to_kept_ids(value: Any, counts: npt.NDArray[np.int32], where: str) -> npt.ND
 
 
 def _first_beyond_int32(array: Array) -> int | None:
-    """Index of the first value that int32 cannot hold. Negative values that it can are left to a check that knows more."""
+    """Index of the first value that int32 cannot hold. Other negative values are left to a check that knows more."""
     if array.size == 0 or np.can_cast(array.dtype, np.int32):
         return None
     beyond = (array > 2**31 - 1) | (array < -(2**31)) if array.dtype.kind == "i" else array > 2**31 - 1
@@ -108,7 +110,7 @@ def _first_beyond_int32(array: Array) -> int | None:
 
 
 def to_mask(value: Any, where: str) -> Array:
-    """A completion mask, one byte per token (uint8 or bool). Any integer or boolean dtype; bytes are checked in Rust."""
+    """A completion mask, one byte per token (uint8 or bool). Any integer or boolean dtype; Rust checks the bytes."""
     array = _mask_like(value, where)
     if array.dtype not in (np.uint8, np.bool_):
         _check_mask(array, where, "0 (context) and 1 (trained)")
@@ -179,6 +181,13 @@ def _scalar(value: Any, where: str) -> Any:
     if value is None:
         raise TypeError(f"{where} is None; a number is needed")
     return to_numpy(value, where)[()]
+
+
+def plain(value: Any, where: str) -> Any:
+    """A NumPy scalar, 0-d array or tensor as the number that it holds; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return to_numpy(value, where)[()].item()
+    return value
 
 
 def _integers(value: Any, where: str) -> Array:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
-from . import _core, inputs
-from ._core import PackError
-from .tree import Packed
+from . import _core, inputs, options
+from .packed import Packed
 
 
 def pack(
@@ -32,8 +30,8 @@ def pack(
 
     Arguments:
         samples: one of
-            - a list of dicts with `input_ids` (L,) and optionally `completion_mask` (L,) of 0 and 1 (1 = trained; absent
-              = every token is trained), `old_log_probs` (L,), `advantage`, `group_id` (any hashable), `identity`
+            - a list of dicts with `input_ids` (L,) and optionally `completion_mask` (L,) of 0 and 1 (1 = trained;
+              absent = every token is trained), `old_log_probs` (L,), `advantage`, `group_id` (any hashable), `identity`
               (integers, (L,) or (L, ...): tokens merge only where it is equal), kept sets (`sampling_mask`: flat ids,
               `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
               sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
@@ -45,13 +43,14 @@ def pack(
         max_kept: most kept ids of a tree.
         vocab_size: if given, all ids must be below it.
         branching: "token" (fewest positions) or "label" (a position has a single next token, as `shift_labels` needs).
-        order: of siblings and roots: the subtree with most positions first (fewest partial attention tiles), or by arrival.
+        order: of siblings and roots: the subtree with most positions first (fewest partial attention tiles), or by
+            arrival.
         placement: "shared" (fewest positions: never more positions or trees than first fit) or "first_fit" (in arrival
             order, each sample into the first tree in which its additional positions fit).
         overlong: a sample that fits no tree raises, or is skipped and listed in `packed.skipped`.
         pad_to_multiple_of: pad each tree to a multiple of this.
-        ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are enough
-            samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
+        ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are
+            enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
         per_token, per_sample: names of further columns of a flat batch, where a shape cannot tell them apart.
 
     Floats from Python become float32, NumPy and torch columns keep their dtype.
@@ -66,37 +65,18 @@ def pack(
     (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
     """
     start = perf_counter()
-    options = {
-        "max_tokens": _count("max_tokens", max_tokens),
-        "max_terms": None if max_terms is None else _count("max_terms", max_terms),
-        "max_kept": None if max_kept is None else _count("max_kept", max_kept),
-        "vocab_size": None if vocab_size is None else _count("vocab_size", vocab_size),
-        "label_branching": _choice("branching", branching, ("token", "label")) == "label",
-        "first_seen": _choice("order", order, ("largest_first", "first_seen")) == "first_seen",
-        "skip_overlong": _choice("overlong", overlong, ("raise", "skip")) == "skip",
-        "ranks": _count("ranks", ranks),
-        "first_fit": _choice("placement", placement, ("shared", "first_fit")) == "first_fit",
-        "pad_to_multiple_of": 1 if pad_to_multiple_of is None else _count("pad_to_multiple_of", pad_to_multiple_of),
-    }
+    checked = options.keywords(
+        max_tokens=max_tokens,
+        max_terms=max_terms,
+        max_kept=max_kept,
+        vocab_size=vocab_size,
+        branching=branching,
+        order=order,
+        placement=placement,
+        overlong=overlong,
+        pad_to_multiple_of=pad_to_multiple_of,
+        ranks=ranks,
+    )
     columns = inputs.read(samples, per_token, per_sample)
     read = (perf_counter() - start) * 1e3
-    return Packed(_core.pack(**columns.arguments(), **options), columns.formats, options["ranks"], read)
-
-
-def _count(name: str, value: SupportsIndex) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is {value}; an integer is needed")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; an integer is needed") from None
-    if number < 1:
-        raise PackError(f"{name} is {number}; allowed is 1 or more")
-    return min(number, 2**63)
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        allowed = " or ".join(repr(choice) for choice in choices)
-        raise PackError(f"{name} is {value!r}; allowed is {allowed}")
-    return value
+    return Packed(_core.pack(columns, checked), columns.formats, checked["ranks"], read)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,102 +13,13 @@ from . import paths
 from ._core import PackError
 
 if TYPE_CHECKING:
-    from ._core import PackedTrees
-    from .inputs import Format
+    from .columns import Format
 
 #: A NumPy array on the host, a torch tensor after `.to(device)`.
 Array = Any
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 _LONG = ("input_ids", "position_ids", "shift_labels")
-
-
-class Skipped(NamedTuple):
-    """A sample that fits no tree and was left out: its index, its length, why."""
-
-    sample: int
-    tokens: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Numbers over all trees of a call. Samples that were skipped count in `skipped` alone."""
-
-    samples: int
-    raw_tokens: int
-    packed_tokens: int
-    """Positions without padding."""
-    packing_ratio: float
-    """raw_tokens / packed_tokens, at least 1."""
-    trees: int
-    terms: int
-    kept_ids: int
-    skipped: int
-    padding: int
-    attention_pairs: int
-    """(query, key) pairs that attention computes: the sum of depth + 1."""
-    attention_pairs_alone: int
-    """The same with each sample run alone."""
-    imbalance: float
-    """Work of the slowest rank over the mean, summed over micro-batches; 1 is even."""
-    balance_tokens: int
-    """Positions that balancing over ranks cost."""
-    dummies: int
-    """Trees without a sample, which keep the number of trees of all ranks the same."""
-    milliseconds: dict[str, float]
-    """Host time by phase."""
-
-
-class Packed(Sequence["PackedTree"]):
-    """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
-    asked for; their arrays are never copied."""
-
-    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, read_milliseconds: float):
-        self.ranks = ranks
-        self._core = core
-        self._formats = formats
-        self._trees: list[PackedTree | None] = [None] * len(core)
-        self.skipped = [Skipped(*skipped) for skipped in core.skipped()]
-        """Samples that fit no tree (`overlong="skip"`)."""
-        numbers = core.stats()
-        raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
-        numbers["milliseconds"] = {"read": read_milliseconds, **numbers["milliseconds"]}
-        self.stats = Stats(
-            packing_ratio=raw / packed if packed else 1.0, trees=len(core), skipped=len(self.skipped), **numbers
-        )
-
-    def __len__(self) -> int:
-        return len(self._trees)
-
-    @overload
-    def __getitem__(self, index: int) -> PackedTree: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[PackedTree]: ...
-    def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        tree = self._trees[index]
-        if tree is None:
-            at = range(len(self))[index]
-            core = self._core
-            fields = {name: (offset, rows) for name, offset, rows in core.fields(at)}
-            disagreements = {name: (a, b, token) for name, a, b, token in core.disagreements(at)}
-            tree = self._trees[at] = PackedTree(core.buffer(at), fields, self._formats, disagreements)
-        return tree
-
-    def __iter__(self) -> Iterator[PackedTree]:
-        return (self[i] for i in range(len(self)))
-
-    def for_rank(self, rank: int) -> list[PackedTree]:
-        """The trees of one rank, one for each micro-batch: the same number for every rank."""
-        if not 0 <= rank < self.ranks:
-            raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
-        return self[rank :: self.ranks]
-
-    def __repr__(self) -> str:
-        s = self.stats
-        return f"Packed({s.trees} trees, {s.samples} samples, {s.raw_tokens} -> {s.packed_tokens} tokens, {s.terms} terms)"
 
 
 class PackedTree:
@@ -178,7 +89,7 @@ class PackedTree:
 
     @property
     def cu_segments(self) -> Array:
-        """(S + 1,) int32: segment boundaries. A segment is an unbranched run; it ends at a fork and where a sample ends."""
+        """(S + 1,) int32: segment boundaries. A segment is an unbranched run; it ends at forks and ends of samples."""
         return self._array("cu_segments")
 
     @property
@@ -254,7 +165,7 @@ class PackedTree:
 
     @property
     def positions(self) -> Mapping[str, Array]:
-        """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share a position disagree."""
+        """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share one disagree."""
         return Columns(self, "positions")
 
     # --- back to samples ---
@@ -282,7 +193,7 @@ class PackedTree:
         """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
         self._check_rows(values, self._fields["term_row"][1], "terms")
         cuts = self._host().cu_terms.tolist()
-        return [values[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+        return [values[start:end] for start, end in pairwise(cuts)]
 
     def attention_mask(self) -> Array:
         """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""
@@ -293,7 +204,7 @@ class PackedTree:
 
     def varlen_index(self) -> paths.VarlenIndex:
         """The tree for variable-length attention with gathered keys: every segment is a sequence of queries, and its
-        keys are the positions of its path from a root. Costs the sum of path lengths; `tree_attention` needs none of it."""
+        keys are the positions of its path from a root. Costs the sum of path lengths, `tree_attention` does not."""
         host = self._host()
         kv_index, cu_q, cu_k, max_q, max_k = paths.varlen_index(host.cu_segments, host.segment_parent)
         like = self._like_buffer

@@ -74,6 +74,29 @@ impl Holders {
     }
 }
 
+impl Holders {
+    /// The trees that hold the node, ascending.
+    pub fn trees(&self, node: u32) -> &[u32] {
+        match &self.nodes[node as usize] {
+            Holder::Nobody => &[],
+            Holder::One(tree) => std::slice::from_ref(tree),
+            Holder::Many(list) => &self.lists[*list as usize].trees,
+        }
+    }
+
+    /// Makes room for nodes that the trie has got since; nobody holds them.
+    pub fn grow(&mut self, nodes: usize) {
+        self.nodes.resize(nodes, Holder::Nobody);
+    }
+
+    /// Lets the trees of `from` hold `to`, which nobody holds.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        for tree in self.trees(from).to_vec() {
+            self.add(to, tree);
+        }
+    }
+}
+
 /// Trees in ascending order; a long list has a tournament tree over their room. The room only falls, so the stale
 /// entries of the tournament are upper bounds that are set right when they are hit.
 struct List {

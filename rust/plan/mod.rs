@@ -9,11 +9,13 @@ mod outline;
 mod ranks;
 mod top_down;
 
-use crate::error::PackError;
+use crate::error::{Fault, PackError};
 use crate::kept::KeptPrice;
 use crate::trie::{Trie, NONE};
 
-pub use ranks::{rank_trees, Balance};
+pub use fit::{has_room, Room};
+pub use holders::Holders;
+pub use ranks::{rank_trees, split_for_ranks, work, Balance};
 
 use outline::Outline;
 
@@ -32,7 +34,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn room(&self) -> fit::Room {
+    pub fn room(&self) -> Room {
         [self.tokens, self.terms, self.kept]
     }
 }
@@ -49,7 +51,7 @@ pub struct Demand<'a> {
 
 impl Demand<'_> {
     /// Tokens, terms and kept ids of a sample in a tree of its own.
-    fn need(&self, sample: u32) -> fit::Room {
+    fn need(&self, sample: u32) -> Room {
         let sample = sample as usize;
         let kept = self.kept.get(sample).copied().unwrap_or(0);
         [self.lengths[sample], self.terms[sample], kept as u32]
@@ -60,7 +62,7 @@ impl Demand<'_> {
         let [tokens, terms, kept] = self.need(sample as u32);
         let over = |has: u32, unit, limit, allowed: u32| {
             let (has, allowed) = (has as u64, allowed as u64);
-            (has > allowed).then_some(PackError::Overlong { sample, has, unit, limit, allowed })
+            (has > allowed).then(|| Fault::Overlong { has, unit, limit, allowed }.in_sample(sample))
         };
         over(tokens, "tokens", "max_tokens", limits.tokens)
             .or_else(|| over(terms, "terms", "max_terms", limits.terms))
@@ -99,8 +101,8 @@ impl Forest {
         (starts, members)
     }
 
-    /// The same forest with its trees numbered by their first samples.
-    fn by_arrival(self) -> Self {
+    /// The same forest with its trees numbered by their first samples, without empty ones.
+    pub fn by_arrival(self) -> Self {
         let mut number = vec![NONE; self.tokens.len()];
         let mut tokens = Vec::with_capacity(self.tokens.len());
         let mut tree_of = self.tree_of;

@@ -1,0 +1,117 @@
+# Everything a developer runs. `make demo` and `make test` need Python 3.10+, Rust and make, and set up the rest in .venv.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CARGO ?= cargo
+
+# Tests and benches read real rollouts and expected arrays from this folder (data/, golden/) and skip where there is none.
+ifneq ($(wildcard ../shared/data),)
+export TREEPACK_DATA ?= $(abspath ../shared)
+endif
+
+# A stamp is newer than what it was made from, so that nothing is installed or built twice.
+STAMPS := $(VENV)/.stamps
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
+PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-scaling test-gpu fmt clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- set-up ---------------------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version if sys.version_info < (3, 10) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'
+	mkdir -p $(STAMPS) && touch $@
+
+# One stamp for each dependency group of pyproject.toml.
+$(STAMPS)/group-%: pyproject.toml $(STAMPS)/venv
+	$(PIP) install --group $*
+	touch $@
+
+# torch is large: whatever is importable will do.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install torch
+	touch $@
+
+$(STAMPS)/wheel: $(RUST_SOURCES) $(PYTHON_SOURCES) $(STAMPS)/group-build
+	rm -f dist/treepack-*.whl
+	$(BIN)/maturin build --release --locked --interpreter $(BIN)/python --out dist
+	$(PIP) install 'numpy>=1.23'
+	$(PIP) install --force-reinstall --no-deps dist/treepack-*.whl
+	touch $@
+
+venv: $(STAMPS)/group-build $(STAMPS)/group-demo $(STAMPS)/group-test $(STAMPS)/group-lint $(STAMPS)/torch ## Make .venv with all that development needs
+
+build: $(STAMPS)/wheel ## Build the wheel into dist/ and install it in .venv
+
+# --- use ------------------------------------------------------------------------------------------------------------
+
+demo: build $(STAMPS)/group-demo ## Pack synthetic rollouts, show packed = alone (ROLLOUTS=file.npz BUDGET=16384 to pack yours)
+	$(BIN)/python examples/demo.py $(if $(ROLLOUTS),--rollouts '$(ROLLOUTS)') $(if $(BUDGET),--max-tokens $(BUDGET))
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+test: test-rust lint types test-python ## Run every check (sets up what it needs, torch included)
+
+test-rust: ## Rust format, clippy and tests; no Python needed
+	$(CARGO) fmt --check
+	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) test --locked --quiet
+
+test-python: build $(STAMPS)/group-test $(STAMPS)/torch ## pytest on the installed wheel (ARGS='-k name')
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(STAMPS)/group-lint ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: build $(STAMPS)/group-lint $(STAMPS)/torch ## mypy --strict, clippy of the binding, and the stub against the built module
+	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy --locked --features python -- -D warnings
+	$(BIN)/mypy --strict python/treepack
+	$(BIN)/python -m mypy.stubtest treepack._core
+
+test-long: build $(STAMPS)/group-test $(STAMPS)/torch ## The property tests with many more cases (minutes)
+	PROPTEST_CASES=20000 $(CARGO) test --locked --release --quiet
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(ARGS)
+
+# libFuzzer's coverage passes are unstable options: RUSTC_BOOTSTRAP lets a stable compiler take them. FUZZ_SANITIZER=address
+# also watches memory, at a tenth of the speed.
+FUZZ_SECONDS ?= 60
+FUZZ_SANITIZER ?= none
+fuzz: ## Coverage-guided fuzzing of the Rust core (FUZZ_SECONDS=60)
+	command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked
+	RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --sanitizer $(FUZZ_SANITIZER) pack -- -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+
+test-gpu: build $(STAMPS)/group-test $(STAMPS)/torch ## The tests that need a CUDA device
+	$(BIN)/python -m pytest -q tests/gpu $(ARGS)
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+bench: build $(STAMPS)/group-bench $(STAMPS)/torch ## pack() against concatenates and TRL; keeps benches/results/pack.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_pack.py $(ARGS) | tee benches/results/pack.txt
+
+bench-scaling: build $(STAMPS)/group-bench ## Time and memory from 10^6 to 10^8 tokens; keeps benches/results/scaling.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_scaling.py $(ARGS) | tee benches/results/scaling.txt
+
+# --- upkeep ---------------------------------------------------------------------------------------------------------
+
+fmt: $(STAMPS)/group-lint ## Format Rust and Python
+	$(CARGO) fmt
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove what was built (.venv stays)
+	rm -rf dist target fuzz/target .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMPS)/wheel

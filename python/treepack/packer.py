@@ -1,0 +1,228 @@
+"""Packer: an endless queue of samples in, micro-batches of one tree per rank out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+
+from . import inputs, options
+from ._core import PackError, PackStream
+from .arrays import Array, plain
+from .columns import COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, Format, Inputs
+from .packed import Packed, Skipped, Stats
+from .tree import PackedTree
+
+MicroBatch = tuple[PackedTree, ...]
+
+
+class Packer:
+    """Packs samples as they arrive, for trainers that never see a whole batch.
+
+        packer = treepack.Packer(max_tokens=16384, ranks=8)
+        for sample in queue:
+            for trees in packer.add(sample):    # a tuple of one tree per rank
+                train(trees)
+        for trees in packer.flush():
+            train(trees)
+
+    A sample goes into the tree of the open micro-batch, of those in which it fits, with which it shares the most tokens
+    (ties: least attention work, then lowest rank). Where none fits, the micro-batch closes; never while a rank is
+    empty, since an empty tree takes every sample. Arrays are copied, so the caller may reuse them. `sample_index`,
+    `position_source` and `term_source` count within the closed micro-batch. Keywords are those of `treepack.pack`; all
+    samples have the columns of the first. Not to be used from two threads at once.
+    """
+
+    def __init__(
+        self,
+        max_tokens: SupportsIndex,
+        *,
+        max_terms: SupportsIndex | None = None,
+        max_kept: SupportsIndex | None = None,
+        vocab_size: SupportsIndex | None = None,
+        branching: Literal["token", "label"] = "token",
+        order: Literal["largest_first", "first_seen"] = "largest_first",
+        overlong: Literal["raise", "skip"] = "raise",
+        pad_to_multiple_of: SupportsIndex | None = None,
+        ranks: SupportsIndex = 1,
+    ):
+        checked = options.keywords(
+            max_tokens=max_tokens,
+            max_terms=max_terms,
+            max_kept=max_kept,
+            vocab_size=vocab_size,
+            branching=branching,
+            order=order,
+            placement="shared",
+            overlong=overlong,
+            pad_to_multiple_of=pad_to_multiple_of,
+            ranks=ranks,
+        )
+        self.ranks: int = checked["ranks"]
+        self.skipped: list[Skipped] = []
+        """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
+        self.stats = _no_stats()
+        """Numbers over all micro-batches closed so far, and over all skipped samples."""
+        self._stream = PackStream(checked)
+        self._like: Inputs | None = None
+        self._groups: dict[Any, int] = {}
+
+    def add(self, sample: Mapping[str, Any]) -> list[MicroBatch]:
+        """Take one sample; return the micro-batches that it closed, 0 or 1 of them.
+
+        Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
+        """
+        added = self._stream.add(sample)
+        if added is None:
+            added = self._add_unready(sample)
+        closed, skipped = added
+        if skipped is not None:
+            self.skipped.append(Skipped(*skipped))
+            self.stats = _sum(self.stats, skipped=1)
+        return [] if closed is None else [self._take(closed)]
+
+    def flush(self) -> list[MicroBatch]:
+        """Close the open micro-batch and return it; an empty list if nothing is open. Trees are split where a rank
+        would be empty; what cannot be split is filled up with dummies."""
+        closed = self._stream.flush()
+        return [] if closed is None else [self._take(closed)]
+
+    def _add_unready(self, sample: Mapping[str, Any]) -> Any:
+        """Add a sample that needs conversion, or the first one, which says what the columns are."""
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"a sample is a dict of columns with input_ids; this is a {type(sample).__name__}")
+        sample = dict(sample)
+        known = len(self._groups)
+        if GROUP in sample:
+            sample[GROUP] = self._group(sample[GROUP])
+        try:
+            columns = inputs.read([sample], (), ())
+            if self._like is not None:
+                _match(columns, self._like)
+            added = self._stream.add_columns(columns)
+        except Exception:
+            for group in list(self._groups)[known:]:
+                del self._groups[group]
+            raise
+        if self._like is None:
+            self._like = columns
+            self._stream.set_formats(*_formats(columns))
+        return added
+
+    def _group(self, group: Any) -> Any:
+        """Integers stay, other values are numbered in order of first appearance."""
+        group = plain(group, GROUP)
+        if type(group) is int and -(2**63) <= group < 2**63:
+            return group
+        try:
+            return self._groups.setdefault(group, len(self._groups))
+        except TypeError:
+            raise TypeError(f"group_id is a {type(group).__name__}; it must be hashable") from None
+
+    def _take(self, closed: Any) -> MicroBatch:
+        formats = self._like.formats if self._like is not None else {}
+        packed = Packed(closed, formats, self.ranks, 0.0)
+        self.stats = _sum(self.stats, packed.stats)
+        return tuple(packed)
+
+
+def _formats(columns: Inputs) -> tuple[Any, ...]:
+    """Arguments of `PackStream.set_formats`: what the columns of the first sample look like."""
+    int32 = np.dtype(np.int32)
+    tokens = [(name, *_listed(columns.formats[name])) for name, _, _ in columns.token_columns]
+    scalars = [((name, *_listed(columns.formats[name])), per_term) for name, _, _, per_term in columns.sample_columns]
+    return (
+        (IDS, np.dtype(np.int64), []),
+        None if columns.mask is None else (MASK, columns.mask[0].dtype, []),
+        None if columns.kept is None else ((KEPT, int32, []), (COUNTS, int32, [])),
+        tokens,
+        scalars,
+        next((i for i, (name, *_) in enumerate(tokens) if name == IDENTITY), None),
+    )
+
+
+def _listed(row: Format) -> tuple[np.dtype[Any], list[int]]:
+    return row[0], list(row[1])
+
+
+def _match(columns: Inputs, like: Inputs) -> None:
+    """Bring columns into the order, dtypes and row shapes of the stream, or say what differs."""
+    if columns.mask is None and like.mask is not None:
+        raise PackError("this sample has no completion_mask; the first sample of the stream has one")
+    if like.kept is not None and columns.kept is None:
+        tokens = len(columns.ids[0])
+        columns.kept = ([np.zeros(0, np.int32)], [np.zeros(tokens, np.int32)])
+    for name, (dtype, tail) in columns.formats.items():
+        if name not in like.formats:
+            raise PackError(f"this sample has a column {name!r}; the first sample of the stream has not")
+        wanted, shape = like.formats[name]
+        if tail != shape:
+            raise PackError(f"{name} has rows of shape {tail}; the first sample of the stream has {shape}")
+        if not np.can_cast(dtype, wanted, "same_kind"):
+            raise TypeError(f"{name} has dtype {dtype}; the first sample of the stream has {wanted}")
+    for name in like.formats:
+        if name not in columns.formats:
+            raise PackError(f"this sample has no column {name!r}; the first sample of the stream has one")
+    tokens_by_name = {name: values for name, _, values in columns.token_columns}
+    scalars_by_name = {name: values for name, _, values, _ in columns.sample_columns}
+    columns.token_columns.clear()
+    columns.sample_columns.clear()
+    for name, _, _ in like.token_columns:
+        if name not in tokens_by_name:
+            raise PackError(f"{name} is per sample here; in the first sample of the stream it is per token")
+        values = [_cast(tokens_by_name[name][0], like.formats[name][0], name)]
+        columns.add_tokens(name, values, like.formats[name])
+    for name, _, _, _ in like.sample_columns:
+        if name not in scalars_by_name:
+            raise PackError(f"{name} is per token here; in the first sample of the stream it is per sample")
+        columns.add_scalars(name, _cast(scalars_by_name[name], like.formats[name][0], name))
+
+
+def _cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """Integers must keep their values; floats may lose precision, as a stream has one dtype."""
+    out = np.ascontiguousarray(array, dtype)
+    if dtype.kind in "iub" and not np.array_equal(out, array):
+        raise PackError(f"{name} holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
+    return out
+
+
+def _no_stats() -> Stats:
+    return Stats(
+        samples=0,
+        raw_tokens=0,
+        packed_tokens=0,
+        packing_ratio=1.0,
+        trees=0,
+        terms=0,
+        kept_ids=0,
+        skipped=0,
+        padding=0,
+        attention_pairs=0,
+        attention_pairs_alone=0,
+        imbalance=1.0,
+        balance_tokens=0,
+        dummies=0,
+        milliseconds={},
+    )
+
+
+def _sum(before: Stats, new: Stats | None = None, skipped: int = 0) -> Stats:
+    """Both together. The imbalance is the mean, weighed by attention pairs."""
+    if new is None:
+        new = _no_stats()
+    numbers: dict[str, Any] = {}
+    for field in fields(Stats):
+        a, b = getattr(before, field.name), getattr(new, field.name)
+        if field.name == "milliseconds":
+            numbers[field.name] = {phase: a.get(phase, 0.0) + b.get(phase, 0.0) for phase in {**a, **b}}
+        else:
+            numbers[field.name] = a + b
+    numbers["skipped"] += skipped
+    raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
+    numbers["packing_ratio"] = raw / packed if packed else 1.0
+    pairs = before.attention_pairs + new.attention_pairs
+    weighed = before.imbalance * before.attention_pairs + new.imbalance * new.attention_pairs
+    numbers["imbalance"] = weighed / pairs if pairs else 1.0
+    return Stats(**numbers)

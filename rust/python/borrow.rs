@@ -1,0 +1,152 @@
+//! Python values -> borrowed bytes.
+
+use numpy::npyffi::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use super::PackError;
+
+/// Turns a list of dicts into one list per column. Every sample must have the columns of the first, but for the
+/// `optional` ones, which are None where a sample lacks them and absent where all do.
+#[pyfunction]
+pub fn columns<'py>(samples: &Bound<'py, PyList>, optional: Vec<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
+    let py = samples.py();
+    let out = PyDict::new(py);
+    if samples.is_empty() {
+        return Ok(out);
+    }
+    let first = sample_dict(samples, 0)?;
+    let mut names: Vec<Bound<'py, PyAny>> = first.keys().iter().collect();
+    for name in &optional {
+        if !first.contains(name)? {
+            names.push(name.clone());
+        }
+    }
+    let lists: Vec<Bound<'py, PyList>> = names.iter().map(|_| PyList::empty(py)).collect();
+    let mut used = vec![false; names.len()];
+    for index in 0..samples.len() {
+        let sample = sample_dict(samples, index)?;
+        let mut found = 0;
+        for ((name, list), used) in names.iter().zip(&lists).zip(&mut used) {
+            if let Some(value) = sample.get_item(name)? {
+                list.append(value)?;
+                *used = true;
+                found += 1;
+            } else if is_one_of(name, &optional) {
+                list.append(py.None())?;
+            } else {
+                let text = format!("sample {index}: column {} is missing; sample 0 has it", name.repr()?);
+                return Err(PackError::new_err(text));
+            }
+        }
+        if sample.len() != found {
+            let extra = sample.keys().iter().find(|name| !is_one_of(name, &names));
+            let name = extra.map_or_else(|| Ok(String::new()), |name| name.repr().map(|name| name.to_string()))?;
+            return Err(PackError::new_err(format!("sample {index}: it has a column {name}; sample 0 has not")));
+        }
+    }
+    for ((name, list), _) in names.iter().zip(lists).zip(used).filter(|&(_, used)| used) {
+        out.set_item(name, list)?;
+    }
+    Ok(out)
+}
+
+fn is_one_of<'py>(name: &Bound<'py, PyAny>, names: &[Bound<'py, PyAny>]) -> bool {
+    names.iter().any(|known| known.eq(name).unwrap_or(false))
+}
+
+fn sample_dict<'py>(samples: &Bound<'py, PyList>, index: usize) -> PyResult<Bound<'py, PyDict>> {
+    samples.get_item(index)?.cast_into::<PyDict>().map_err(|error| {
+        let sample = error.into_inner();
+        let name = sample.get_type().name().map_or_else(|_| "object".to_string(), |name| name.to_string());
+        PyTypeError::new_err(format!("sample {index}: it is a {name}; a sample is a dict of columns with input_ids"))
+    })
+}
+
+/// Index of the first value at or after `start` that is not a C-contiguous, aligned array of exactly this dtype with
+/// shape (any, *tail); the length if there is none.
+#[pyfunction]
+pub fn first_unready(
+    values: &Bound<'_, PyList>,
+    dtype: &Bound<'_, PyArrayDescr>,
+    tail: Vec<usize>,
+    start: usize,
+) -> PyResult<usize> {
+    for index in start..values.len() {
+        if !is_ready(&values.get_item(index)?, dtype, &tail) {
+            return Ok(index);
+        }
+    }
+    Ok(values.len())
+}
+
+/// Whether a value is a C-contiguous, aligned array of exactly this dtype with shape (any, *tail).
+pub fn is_ready(value: &Bound<'_, PyAny>, dtype: &Bound<'_, PyArrayDescr>, tail: &[usize]) -> bool {
+    value.cast::<PyUntypedArray>().is_ok_and(|array| {
+        let descr = array.dtype();
+        (descr.is(dtype) || descr.is_equiv_to(dtype)) && is_plain(array) && array.shape().get(1..) == Some(tail)
+    })
+}
+
+fn is_plain(array: &Bound<'_, PyUntypedArray>) -> bool {
+    let wanted = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    // SAFETY: the pointer belongs to a live array.
+    unsafe { (*array.as_array_ptr()).fields.flags & wanted == wanted }
+}
+
+/// The bytes of a plain array. The caller keeps the array alive for `'a`.
+pub unsafe fn bytes<'a>(value: &Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
+    let array = value.cast::<PyUntypedArray>()?;
+    if !is_plain(array) {
+        return Err(PyTypeError::new_err("an array at the border is not C-contiguous and aligned"));
+    }
+    let length = array.len() * array.dtype().itemsize();
+    if length == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: a C-contiguous array has `length` bytes from its data pointer on.
+    Ok(unsafe { std::slice::from_raw_parts((*array.as_array_ptr()).fields.data as *const u8, length) })
+}
+
+pub fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> PyResult<&[T]> {
+    // An empty slice need not be aligned.
+    if bytes.is_empty() {
+        return Ok(&[]);
+    }
+    bytemuck::try_cast_slice(bytes).map_err(|error| PyTypeError::new_err(format!("an array at the border: {error}")))
+}
+
+/// A column: a list with one array per sample, or one flat array that is cut at the offsets.
+pub struct Source<'a, 'py> {
+    pub value: &'a Bound<'py, PyAny>,
+    /// Offsets of the samples in a flat array, in rows.
+    pub offsets: Option<&'a [i64]>,
+}
+
+impl<'py> Source<'_, 'py> {
+    /// SAFETY: the column must live, unchanged as a list, for `'b`.
+    pub unsafe fn rows<'b>(&self, width: usize) -> PyResult<Vec<&'b [u8]>> {
+        let Some(offsets) = self.offsets else {
+            let list = self.value.cast::<PyList>()?;
+            // SAFETY: passed on to the caller.
+            return list.iter().map(|value| unsafe { bytes(&value) }).collect();
+        };
+        // SAFETY: passed on to the caller.
+        let flat = unsafe { bytes(self.value)? };
+        let cut = |pair: &[i64]| {
+            let row = |at: i64| usize::try_from(at).ok()?.checked_mul(width);
+            flat.get(row(pair[0])?..row(pair[1])?)
+        };
+        let rows: Option<Vec<&[u8]>> = offsets.windows(2).map(cut).collect();
+        rows.ok_or_else(|| PackError::new_err("cu_seqlens does not fit the rows of a flat column"))
+    }
+
+    /// SAFETY: as for `rows`.
+    pub unsafe fn numbers<'b, T: bytemuck::Pod>(&self) -> PyResult<Vec<&'b [T]>> {
+        // SAFETY: passed on to the caller.
+        let rows = unsafe { self.rows(size_of::<T>())? };
+        rows.into_iter().map(cast).collect()
+    }
+}

@@ -1,0 +1,90 @@
+//! What `inputs.py` makes ready -> the samples and options of the crate.
+
+use pyo3::prelude::*;
+
+use super::borrow::{bytes, cast, Source};
+use crate::{KeptSets, Options, Order, Placement, SampleColumn, Samples, TokenColumn};
+
+/// A per-token column: name, bytes per token, a list of arrays or one flat array.
+type Column<'py> = (String, usize, Bound<'py, PyAny>);
+/// A per-sample column: name, bytes per sample, the array, whether it is gathered per term as well.
+type GatheredColumn<'py> = (String, usize, Bound<'py, PyAny>, bool);
+
+/// `inputs.Inputs`, by its attributes.
+#[derive(FromPyObject)]
+pub struct Columns<'py> {
+    ids: Bound<'py, PyAny>,
+    mask: Option<Bound<'py, PyAny>>,
+    identity: Option<Column<'py>>,
+    kept: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    token_columns: Vec<Column<'py>>,
+    sample_columns: Vec<GatheredColumn<'py>>,
+    offsets: Option<Bound<'py, PyAny>>,
+    kept_offsets: Option<Bound<'py, PyAny>>,
+}
+
+impl<'py> Columns<'py> {
+    /// The samples, borrowed from the arrays that `self` holds.
+    pub fn samples(&self) -> PyResult<Samples<'_>> {
+        // SAFETY (all borrows here): `self` holds the lists and arrays, and the samples live no longer than it.
+        let cuts = |offsets: &Option<Bound<'py, PyAny>>| -> PyResult<Option<&[i64]>> {
+            offsets.as_ref().map(|offsets| cast(unsafe { bytes(offsets)? })).transpose()
+        };
+        let (offsets, kept_offsets) = (cuts(&self.offsets)?, cuts(&self.kept_offsets)?);
+        let token_column = |(name, width, value): &Column<'py>| -> PyResult<TokenColumn<'_>> {
+            let rows = unsafe { Source { value, offsets }.rows(*width)? };
+            Ok(TokenColumn { name: name.clone(), width: *width, rows })
+        };
+        let sample_column = |(name, width, value, per_term): &GatheredColumn<'py>| -> PyResult<SampleColumn<'_>> {
+            let rows = unsafe { bytes(value)? };
+            Ok(SampleColumn { name: name.clone(), width: *width, rows: rows.into(), per_term: *per_term })
+        };
+        Ok(Samples {
+            ids: unsafe { Source { value: &self.ids, offsets }.numbers()? },
+            mask: self.mask.as_ref().map(|value| unsafe { Source { value, offsets }.rows(1) }).transpose()?,
+            identity: self.identity.as_ref().map(token_column).transpose()?,
+            kept: match &self.kept {
+                Some((ids, counts)) => Some(KeptSets {
+                    ids: unsafe { Source { value: ids, offsets: kept_offsets }.numbers()? },
+                    counts: unsafe { Source { value: counts, offsets }.numbers()? },
+                }),
+                None => None,
+            },
+            token_columns: self.token_columns.iter().map(token_column).collect::<PyResult<_>>()?,
+            sample_columns: self.sample_columns.iter().map(sample_column).collect::<PyResult<_>>()?,
+        })
+    }
+}
+
+/// Keyword arguments of `pack` and `Packer`, checked for their types by `options.py`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Keywords {
+    max_tokens: u64,
+    max_terms: Option<u64>,
+    max_kept: Option<u64>,
+    vocab_size: Option<u64>,
+    label_branching: bool,
+    first_seen: bool,
+    first_fit: bool,
+    skip_overlong: bool,
+    pad_to_multiple_of: u64,
+    ranks: u64,
+}
+
+impl Keywords {
+    pub fn options(&self) -> Options {
+        Options {
+            max_tokens: self.max_tokens,
+            max_terms: self.max_terms,
+            max_kept: self.max_kept,
+            vocab_size: self.vocab_size,
+            label_branching: self.label_branching,
+            order: if self.first_seen { Order::FirstSeen } else { Order::LargestFirst },
+            placement: if self.first_fit { Placement::FirstFit } else { Placement::Shared },
+            skip_overlong: self.skip_overlong,
+            pad_to_multiple_of: self.pad_to_multiple_of,
+            ranks: self.ranks,
+        }
+    }
+}
