@@ -65,7 +65,7 @@ def terms_loss(rows: Tensor, tree: Any) -> Tensor:
 
 
 def alone(model: nn.Module, samples: list[dict[str, Any]]) -> tuple[list[Tensor], int]:
-    """Gradients of the mean over all terms with every sample run by itself, without treepack, and the number of terms."""
+    """Gradients of the mean over all terms with every sample run by itself, without treepack; number of terms."""
     model.zero_grad()
     terms = sum(sum(sample["completion_mask"][1:]) for sample in samples)
     for sample in samples:

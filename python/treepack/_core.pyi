@@ -5,7 +5,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack"]
+__all__ = ["Formats", "PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack", "pack_ready"]
 
 _Format = tuple[str, np.dtype[Any], list[int]]
 
@@ -23,24 +23,29 @@ def first_unready(values: list[Any], dtype: np.dtype[Any], tail: list[int], star
 def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
     """Pack `inputs.Inputs` under the keywords of `options.keywords`. Releases the GIL."""
 
-@final
-class PackStream:
-    """Packs samples one by one."""
+def pack_ready(samples: list[Any], formats: Formats, keywords: dict[str, Any]) -> PackedTrees | None:
+    """Pack a list of dicts whose columns are all ready; None if one is not. Releases the GIL."""
 
-    def __new__(cls, keywords: dict[str, Any]) -> PackStream: ...
-    def set_formats(
-        self,
+@final
+class Formats:
+    """What the columns of ready samples look like: (name, dtype, row shape) of each."""
+
+    def __new__(
+        cls,
         ids: _Format,
         mask: _Format | None,
         kept: tuple[_Format, _Format] | None,
         tokens: list[_Format],
         scalars: list[tuple[_Format, bool]],
         identity: int | None,
-    ) -> None:
-        """Tell `add` what ready columns look like: (name, dtype, row shape) of ids, mask, kept ids and counts, per-token
-        and per-sample columns, and which per-token column is the identity."""
+    ) -> Formats: ...
 
-    def add(self, sample: Any) -> tuple[PackedTrees | None, tuple[int, int, str] | None] | None:
+@final
+class PackStream:
+    """Packs samples one by one."""
+
+    def __new__(cls, keywords: dict[str, Any]) -> PackStream: ...
+    def add(self, sample: Any, formats: Formats) -> tuple[PackedTrees | None, tuple[int, int, str] | None] | None:
         """Add a sample whose columns are all ready; None if they are not."""
 
     def add_columns(self, columns: Any) -> tuple[PackedTrees | None, tuple[int, int, str] | None]:

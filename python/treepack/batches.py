@@ -77,8 +77,9 @@ def read_flat(batch: dict[str, Any], per_token: frozenset[str], per_sample: froz
         out.kept_offsets = _kept_offsets(counts, len(kept), offsets)
     if GROUP in batch:
         out.add_scalars(GROUP, _rows(group_codes(batch.pop(GROUP)), GROUP, count, "samples"))
-    for name, value in batch.items():
+    for name in batch:
         check_name(name)
+    for name, value in sorted(batch.items()):
         if name in per_token or (name in KNOWN_PER_TOKEN and name not in per_sample):
             convert = to_identity if name == IDENTITY else to_numpy
             array = _rows(convert(value, name), name, len(ids), "tokens")

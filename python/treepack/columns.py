@@ -1,4 +1,4 @@
-"""The columns of a call as they cross the border to Rust: lists with an array per sample, or flat arrays and offsets."""
+"""The columns of a call as they cross the border to Rust: one array per sample in lists, or flat arrays and offsets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._core import Formats
 from .arrays import Array, plain
 
 # Known columns; everything else is a further column, per token or per sample.
@@ -74,3 +75,22 @@ def group_codes(groups: Iterable[Hashable]) -> Array:
 def check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"a column is named {name!r}; names are strings")
+
+
+def ready_formats(columns: Inputs) -> Formats:
+    """What ready samples with the columns of these lists look like."""
+    int32 = np.dtype(np.int32)
+    tokens = [(name, *_listed(columns.formats[name])) for name, _, _ in columns.token_columns]
+    scalars = [((name, *_listed(columns.formats[name])), per_term) for name, _, _, per_term in columns.sample_columns]
+    return Formats(
+        (IDS, np.dtype(np.int64), []),
+        None if columns.mask is None else (MASK, columns.mask[0].dtype, []),
+        None if columns.kept is None else ((KEPT, int32, []), (COUNTS, int32, [])),
+        tokens,
+        scalars,
+        next((i for i, (name, *_) in enumerate(tokens) if name == IDENTITY), None),
+    )
+
+
+def _listed(row: Format) -> tuple[np.dtype[Any], list[int]]:
+    return row[0], list(row[1])

@@ -72,8 +72,10 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
         out.kept = _kept_lists(columns.pop(KEPT, nothing), columns.pop(COUNTS, nothing), out.ids)
     if GROUP in columns:
         out.add_scalars(GROUP, group_codes(columns.pop(GROUP)))
-    for name, values in columns.items():
+    for name in columns:
         check_name(name)
+    # By name, so that the buffer does not depend on the order of a dict.
+    for name, values in sorted(columns.items()):
         if name == IDENTITY and not is_array(values[0]):
             values[:] = [np.full(len(ids), value) for ids, value in zip(out.ids, to_scalars(values, name), strict=True)]
         if is_array(values[0]):
@@ -86,7 +88,14 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
 def _drop_padding(columns: dict[str, list[Any]], masks: list[Any]) -> None:
     """Cut what an attention mask marks as padding out of every per-token column, in place."""
     for i, mask in enumerate(masks):
-        real = to_attention_mask(mask, f"sample {i}: {REAL}")
+        where = f"sample {i}: {REAL}"
+        real = to_attention_mask(mask, where)
+        ids = columns.get(IDS, masks)[i]
+        if real.ndim != 1 or not is_array(ids) or len(real) != len(ids):
+            tokens = len(ids) if is_array(ids) else "no"
+            raise PackError(
+                f"{where} has shape {real.shape}; input_ids has {tokens} tokens, so one value for each is needed"
+            )
         if real.all():
             continue
         for name, values in columns.items():

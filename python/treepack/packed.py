@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from ._core import PackError
@@ -56,12 +57,12 @@ class Packed(Sequence[PackedTree]):
     """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
     asked for; their arrays are never copied."""
 
-    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, read_milliseconds: float):
+    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, started: float):
         self.ranks = ranks
         self._core = core
         self._formats = formats
         self._trees: list[PackedTree | None] = [None] * len(core)
-        self._read_milliseconds = read_milliseconds
+        self._total_milliseconds = (perf_counter() - started) * 1e3
 
     @cached_property
     def skipped(self) -> list[Skipped]:
@@ -73,7 +74,8 @@ class Packed(Sequence[PackedTree]):
         """Numbers over all trees."""
         numbers = self._core.stats()
         raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
-        numbers["milliseconds"] = {"read": self._read_milliseconds, **numbers["milliseconds"]}
+        read = max(self._total_milliseconds - sum(numbers["milliseconds"].values()), 0.0)
+        numbers["milliseconds"] = {"read": read, **numbers["milliseconds"]}
         ratio = raw / packed if packed else 1.0
         return Stats(packing_ratio=ratio, trees=len(self), skipped=len(self.skipped), **numbers)
 

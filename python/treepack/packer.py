@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
 from . import inputs, options
-from ._core import PackError, PackStream
+from ._core import Formats, PackError, PackStream
 from .arrays import Array, plain
-from .columns import COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, Format, Inputs
+from .columns import GROUP, Inputs, ready_formats
 from .packed import Packed, Skipped, Stats
 from .tree import PackedTree
 
@@ -67,6 +68,7 @@ class Packer:
         """Numbers over all micro-batches closed so far, and over all skipped samples."""
         self._stream = PackStream(checked)
         self._like: Inputs | None = None
+        self._formats: Formats | None = None
         self._groups: dict[Any, int] = {}
 
     def add(self, sample: Mapping[str, Any]) -> list[MicroBatch]:
@@ -74,7 +76,7 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        added = self._stream.add(sample)
+        added = None if self._formats is None else self._stream.add(sample, self._formats)
         if added is None:
             added = self._add_unready(sample)
         closed, skipped = added
@@ -108,7 +110,7 @@ class Packer:
             raise
         if self._like is None:
             self._like = columns
-            self._stream.set_formats(*_formats(columns))
+            self._formats = ready_formats(columns)
         return added
 
     def _group(self, group: Any) -> Any:
@@ -123,28 +125,9 @@ class Packer:
 
     def _take(self, closed: Any) -> MicroBatch:
         formats = self._like.formats if self._like is not None else {}
-        packed = Packed(closed, formats, self.ranks, 0.0)
+        packed = Packed(closed, formats, self.ranks, perf_counter())
         self.stats = _sum(self.stats, packed.stats)
         return tuple(packed)
-
-
-def _formats(columns: Inputs) -> tuple[Any, ...]:
-    """Arguments of `PackStream.set_formats`: what the columns of the first sample look like."""
-    int32 = np.dtype(np.int32)
-    tokens = [(name, *_listed(columns.formats[name])) for name, _, _ in columns.token_columns]
-    scalars = [((name, *_listed(columns.formats[name])), per_term) for name, _, _, per_term in columns.sample_columns]
-    return (
-        (IDS, np.dtype(np.int64), []),
-        None if columns.mask is None else (MASK, columns.mask[0].dtype, []),
-        None if columns.kept is None else ((KEPT, int32, []), (COUNTS, int32, [])),
-        tokens,
-        scalars,
-        next((i for i, (name, *_) in enumerate(tokens) if name == IDENTITY), None),
-    )
-
-
-def _listed(row: Format) -> tuple[np.dtype[Any], list[int]]:
-    return row[0], list(row[1])
 
 
 def _match(columns: Inputs, like: Inputs) -> None:

@@ -232,11 +232,10 @@ class PackedTree:
         if view is None:
             offset, rows = self._fields[name]
             dtype, tail = self._format(name)
-            nbytes = rows * dtype.itemsize * prod(tail)
-            part = self.buffer[offset : offset + nbytes]
-            if isinstance(part, np.ndarray):
-                view = part.view(dtype).reshape(rows, *tail)
+            if isinstance(self.buffer, np.ndarray):
+                view = np.ndarray((rows, *tail), dtype, self.buffer, offset)
             else:
+                part = self.buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
                 view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
             self._views[name] = view
         return view

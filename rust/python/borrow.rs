@@ -84,7 +84,8 @@ pub fn first_unready(
 
 /// Whether a value is a C-contiguous, aligned array of exactly this dtype with shape (any, *tail).
 pub fn is_ready(value: &Bound<'_, PyAny>, dtype: &Bound<'_, PyArrayDescr>, tail: &[usize]) -> bool {
-    value.cast::<PyUntypedArray>().is_ok_and(|array| {
+    // Subclasses such as masked arrays mean more than their bytes.
+    value.cast_exact::<PyUntypedArray>().is_ok_and(|array| {
         let descr = array.dtype();
         (descr.is(dtype) || descr.is_equiv_to(dtype)) && is_plain(array) && array.shape().get(1..) == Some(tail)
     })

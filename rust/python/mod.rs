@@ -6,6 +6,7 @@
 
 mod borrow;
 mod columns;
+mod formats;
 mod stream;
 mod trees;
 
@@ -13,6 +14,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use columns::{Columns, Keywords};
+use formats::Formats;
 use trees::PackedTrees;
 
 pyo3::create_exception!(
@@ -37,14 +39,30 @@ fn pack(py: Python<'_>, columns: Columns<'_>, keywords: Keywords) -> PyResult<Pa
     PackedTrees::new(py, packed)
 }
 
+/// Packs a list of dicts whose columns are all ready; None if one is not.
+#[pyfunction]
+fn pack_ready(
+    py: Python<'_>,
+    samples: Vec<Bound<'_, PyAny>>,
+    formats: &Formats,
+    keywords: Keywords,
+) -> PyResult<Option<PackedTrees>> {
+    let Some(ready) = formats.read(py, &samples)? else { return Ok(None) };
+    let (samples, options) = (ready.samples(), keywords.options());
+    let packed = py.detach(|| crate::pack(&samples, &options))?;
+    PackedTrees::new(py, packed).map(Some)
+}
+
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
     use super::borrow::{columns, first_unready};
     #[pymodule_export]
+    use super::formats::Formats;
+    #[pymodule_export]
     use super::stream::PackStream;
     #[pymodule_export]
     use super::trees::PackedTrees;
     #[pymodule_export]
-    use super::{pack, PackError};
+    use super::{pack, pack_ready, PackError};
 }
