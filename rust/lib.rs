@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! error <- samples <- trie <- plan <- layout <- terms <- writer <- pack <- stream
-//! simd, runs, kept, arrays, slab: one job each, beside them
+//! simd, runs, kept, arrays, arena, slab, tiles: one job each, beside them
 //! ```
 //!
 //! ```
@@ -29,6 +29,7 @@ mod simd;
 mod slab;
 mod stream;
 mod terms;
+mod tiles;
 mod trie;
 mod writer;
 
@@ -42,3 +43,4 @@ pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
 pub use plan::{Balance, Placement};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};
 pub use stream::{Added, Stream};
+pub use tiles::{tile_lists, TileLists, MIN_RUN};

@@ -7,7 +7,7 @@
 //! Lists per query tile, as the kernels read them (python/treepack/kernels/tiles.py writes the same):
 //!
 //! ```text
-//! rows   (tiles, 3)  start, runs, partials
+//! rows   (tiles, 4)  start, runs, full tiles in them, partials
 //! items  (T,)        from start: first, last (exclusive) of each run of full tiles, then the partial tiles, all ascending
 //! ```
 //!
@@ -17,10 +17,13 @@
 /// A run of full tiles shorter than this is listed as partial tiles: masking them costs less than a kernel loop of their own.
 pub const MIN_RUN: usize = 2;
 
+/// Numbers after the last list, which the kernels' walk over the runs may read.
+const SPARE: usize = 2;
+
 /// The lists of one tile size.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct TileLists {
-    /// (tiles, 3), flat: start, runs, partials of each query tile.
+    /// (tiles, 4), flat: start, runs, full tiles in them, partials of each query tile.
     pub rows: Vec<i32>,
     /// Pairs of the runs, then the partial tiles, query tile by query tile.
     pub items: Vec<i32>,
@@ -64,8 +67,10 @@ pub fn tile_lists(cu_segments: &[i32], subtree_end: &[i32], tile: usize) -> Opti
         let runs = (lists.items.len() - start) / 2;
         lists.items.extend_from_slice(&partials);
         i32::try_from(lists.items.len()).ok()?;
-        lists.rows.extend([start as i32, runs as i32, partials.len() as i32]);
+        let fulls: i32 = lists.items[start..start + 2 * runs].chunks_exact(2).map(|run| run[1] - run[0]).sum();
+        lists.rows.extend([start as i32, runs as i32, fulls, partials.len() as i32]);
     }
+    lists.items.extend([0; SPARE]);
     Some(lists)
 }
 
@@ -135,32 +140,33 @@ mod tests {
     }
 
     fn unpack(lists: &TileLists, m: usize) -> (Vec<usize>, Vec<usize>) {
-        let [start, runs, partials] = [0, 1, 2].map(|i| lists.rows[3 * m + i] as usize);
+        let [start, runs, fulls, partials] = [0, 1, 2, 3].map(|i| lists.rows[4 * m + i] as usize);
         let items: Vec<usize> = lists.items[start..].iter().map(|&n| n as usize).collect();
-        let full = items[..2 * runs].chunks(2).flat_map(|pair| pair[0]..pair[1]).collect();
+        let full: Vec<usize> = items[..2 * runs].chunks(2).flat_map(|pair| pair[0]..pair[1]).collect();
+        assert_eq!(full.len(), fulls);
         (full, items[2 * runs..2 * runs + partials].to_vec())
     }
 
     #[test]
     fn a_chain_is_one_run_and_the_diagonal() {
         let lists = tile_lists(&[0, 8], &[8; 8], 2).unwrap();
-        assert_eq!(lists.rows, [0, 0, 1, 1, 0, 2, 3, 1, 1, 6, 1, 1]);
-        assert_eq!(lists.items, [0, 0, 1, 0, 2, 2, 0, 3, 3]);
+        assert_eq!(lists.rows, [0, 0, 0, 1, 1, 0, 0, 2, 3, 1, 2, 1, 6, 1, 3, 1]);
+        assert_eq!(lists.items, [0, 0, 1, 0, 2, 2, 0, 3, 3, 0, 0]);
     }
 
     #[test]
     fn two_samples_do_not_see_each_other() {
         let lists = tile_lists(&[0, 4, 8], &[4, 4, 4, 4, 8, 8, 8, 8], 4).unwrap();
-        assert_eq!(lists.rows, [0, 0, 1, 1, 0, 1]);
-        assert_eq!(lists.items, [0, 1]);
+        assert_eq!(lists.rows, [0, 0, 0, 1, 1, 0, 0, 1]);
+        assert_eq!(lists.items, [0, 1, 0, 0]);
     }
 
     #[test]
     fn padding_is_listed_nowhere() {
         let lists = tile_lists(&[0, 2], &[2, 2, 2, 3, 4, 5], 2).unwrap();
-        assert_eq!(lists.rows, [0, 0, 1, 1, 0, 0, 1, 0, 0]);
-        assert_eq!(lists.items, [0]);
-        assert_eq!(tile_lists(&[0], &[], 64), Some(TileLists::default()));
+        assert_eq!(lists.rows, [0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(lists.items, [0, 0, 0]);
+        assert_eq!(tile_lists(&[0], &[], 64), Some(TileLists { rows: vec![], items: vec![0, 0] }));
     }
 
     #[test]
@@ -195,8 +201,8 @@ mod tests {
         let n = 1 << 18;
         let cu: Vec<i32> = (0..=n).collect();
         let roots: Vec<i32> = (1..=n).collect();
-        assert_eq!(tile_lists(&cu, &roots, 64).unwrap().items.len(), n as usize / 64);
+        assert_eq!(tile_lists(&cu, &roots, 64).unwrap().items.len(), n as usize / 64 + SPARE);
         let lists = tile_lists(&cu, &vec![n; n as usize], 64).unwrap();
-        assert!(lists.items.len() <= 3 * n as usize / 64 + 1);
+        assert!(lists.items.len() <= 3 * n as usize / 64 + 1 + SPARE);
     }
 }

@@ -1,6 +1,6 @@
 """The oracle of `treepack.Packer`: the stream rule on sets of prefixes, slow and obviously right.
 
-A tree is the set of prefixes of its samples, as in `naive`; what a sample shares with it is the size of an intersection.
+A tree is the set of prefixes of its samples, as in `naive`; what a sample shares with it is an intersection of sets.
 Samples are dicts of plain Python lists.
 """
 

@@ -52,8 +52,8 @@ def test_ties_go_to_the_least_work_and_then_to_the_lowest_rank():
     packer = treepack.Packer(max_tokens=20, ranks=3)
     assert feed(packer, ids([1] * 5, [2] * 3, [3] * 4, [4] * 3, [5], [6])) == []
     (trees,) = packer.flush()
-    # 0, 1, 2 each to an empty tree, 3 to rank 1 (3 positions), 4 to rank 2 (4), and 5 to rank 2 again: ranks 0 and 2 have
-    # 5 positions each, but those of rank 2 see fewer keys.
+    # 0, 1, 2 each to an empty tree, 3 to rank 1 (3 positions), 4 to rank 2 (4), and 5 to rank 2 again: ranks 0 and 2
+    # have 5 positions each, but those of rank 2 see fewer keys.
     assert members(trees) == [[0], [1, 3], [2, 4, 5]]
 
 
@@ -219,7 +219,7 @@ def test_what_the_first_sample_lacks_the_others_lack(more, first):
     assert packer.add({"input_ids": first}) == []
     for ready in (False, True):
         (other,) = as_arrays([{"input_ids": [5, 6], **more}]) if ready else [{"input_ids": [5, 6], **more}]
-        with pytest.raises(treepack.PackError, match="mask|kept"):
+        with pytest.raises(treepack.PackError, match=r"mask|kept"):
             packer.add(other)
     assert packer.add({"input_ids": [5, 6, 7]}) == []
     ((tree,),) = packer.flush()

@@ -184,6 +184,30 @@ def test_whole_groups_stay_together_in_any_order_of_arrival(branching):
     assert size(treepack.pack(rounds, max_tokens=2 * alone, branching=branching, placement="first_fit"))[1] > 4
 
 
+def prefix_of_all(count):
+    """One prompt under all samples, ten of them to a tree: the prefix lies in every tree."""
+    return np.concatenate([np.append(np.arange(50), 100 + i) for i in range(count)]), 51, 60
+
+
+def many_groups(count):
+    """Four samples to a group, in rounds, so that arrival order tears the groups apart."""
+    groups = np.tile(np.arange(count // 4), 4)
+    return np.stack([groups, groups, groups + count, np.arange(count)], 1).ravel(), 4, 64
+
+
+@pytest.mark.parametrize("shape", [prefix_of_all, many_groups])
+def test_placement_is_not_quadratic(shape):
+    """Ten times the samples and the trees: a scan over all trees for each sample would cost a hundred times."""
+
+    def milliseconds(count):
+        ids, length, max_tokens = shape(count)
+        batch = {"input_ids": ids, "cu_seqlens": np.arange(0, len(ids) + 1, length)}
+        packs = (treepack.pack(batch, max_tokens=max_tokens) for _ in range(5))
+        return min(packed.stats.milliseconds["placement"] for packed in packs)
+
+    assert milliseconds(40_000) < 40 * milliseconds(4_000)
+
+
 # ------------------------------------------------------------------------------------------------------ case 44
 
 

@@ -28,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from .attention import tree_attention
 
         return tree_attention
+    if name == "term_log_probs":
+        from .logprobs import term_log_probs
+
+        return term_log_probs
     raise AttributeError(f"module 'treepack' has no attribute {name!r}")

@@ -5,7 +5,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Formats", "PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack", "pack_ready"]
+__all__ = ["Formats", "PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack", "pack_ready", "tile_lists"]
 
 _Format = tuple[str, np.dtype[Any], list[int]]
 
@@ -25,6 +25,11 @@ def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
 
 def pack_ready(samples: list[Any], formats: Formats, keywords: dict[str, Any]) -> PackedTrees | None:
     """Pack a list of dicts whose columns are all ready; None if one is not. Releases the GIL."""
+
+def tile_lists(
+    cu_segments: npt.NDArray[np.int32], subtree_end: npt.NDArray[np.int32], tile: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(rows, items) for tiles of `tile` tokens: rows are (tiles, 4) flat, items (T,); see `kernels/tiles.py`."""
 
 @final
 class Formats:

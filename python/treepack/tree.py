@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import paths
+from . import _core, paths
 from ._core import PackError
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Array = Any
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
+#: Tile sizes of the tile lists that attention reads.
+TILES = (128, 64)
+#: Every array starts at a multiple of this many bytes.
+ALIGN = 64
 _LONG = ("input_ids", "position_ids", "shift_labels")
 
 
@@ -212,18 +216,53 @@ class PackedTree:
 
     # --- device ---
 
-    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree:
-        """The same tree with torch tensors on a device: one copy of the one buffer.
+    @property
+    def tiles(self) -> dict[int, tuple[Array, Array]]:
+        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made once,
+        in O(segments + visible tiles); `to` takes them along."""
+        if "tiles" not in self._views:
+            fields = {name for name in self._fields if name.startswith("tiles")}
+            if fields:
+                lists = {size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILES}
+            else:
+                host = self._host()
+                lists = {size: self._make_tiles(host, size) for size in TILES}
+            self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
+        tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
+        return tiles
 
-        pin_memory: copy through page-locked memory, which lets the transfer overlap; by default on CUDA devices.
+    def _make_tiles(self, host: PackedTree, size: int) -> tuple[Array, Array]:
+        rows, items = _core.tile_lists(host.cu_segments, host.subtree_end, size)
+        return self._like_buffer(rows), self._like_buffer(items)
+
+    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree:
+        """The same tree with torch tensors on a device, tile lists included: one copy of one buffer.
+
+        pin_memory: stage the copy in page-locked memory, which lets it overlap with other work; by default on CUDA
+            devices.
         """
         torch = _torch()
         device = torch.device(device)
-        buffer = torch.from_numpy(self.buffer) if isinstance(self.buffer, np.ndarray) else self.buffer
-        if buffer.device.type == "cpu" and (device.type == "cuda" if pin_memory is None else pin_memory):
-            buffer = torch.empty_like(buffer, pin_memory=True).copy_(buffer)
-        moved = buffer.to(device, non_blocking=non_blocking)
-        return PackedTree(moved, self._fields, self._formats, self._disagreements)
+        if not isinstance(self.buffer, np.ndarray):
+            return PackedTree(self.buffer.to(device), self._fields, self._formats, self._disagreements)
+        fields = dict(self._fields)
+        parts = [self.buffer]
+        size = len(self.buffer)
+        for tile, lists in self.tiles.items():
+            for name, array in zip(("rows", "items"), lists, strict=True):
+                fields[f"tiles{tile}.{name}"] = (size, array.size)
+                parts.append(array.reshape(-1).view(np.uint8))
+                size += array.nbytes + -array.nbytes % ALIGN
+        pinned = device.type == "cuda" if pin_memory is None else pin_memory
+        staged = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        target = staged.numpy()
+        at = 0
+        for part in parts:
+            target[at : at + len(part)] = part
+            stop = at + len(part)
+            at = stop + -stop % ALIGN
+            target[stop:at] = 0
+        return PackedTree(staged.to(device, non_blocking=non_blocking), fields, self._formats, self._disagreements)
 
     # --- inside ---
 
@@ -241,7 +280,7 @@ class PackedTree:
         return view
 
     def _format(self, name: str) -> Format:
-        if "." in name:
+        if "." in name and not name.startswith("tiles"):
             return self._formats[name.split(".", 1)[1]]
         return (_INT64 if name in _LONG else _INT32), ()
 

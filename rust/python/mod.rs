@@ -8,6 +8,7 @@ mod borrow;
 mod columns;
 mod formats;
 mod stream;
+mod tiles;
 mod trees;
 
 use pyo3::exceptions::PyValueError;
@@ -61,6 +62,8 @@ mod _core {
     use super::formats::Formats;
     #[pymodule_export]
     use super::stream::PackStream;
+    #[pymodule_export]
+    use super::tiles::tile_lists;
     #[pymodule_export]
     use super::trees::PackedTrees;
     #[pymodule_export]

@@ -1,0 +1,199 @@
+"""Ranks that pack their own samples, made to take the same steps: the same number of micro-batches, one normaliser.
+
+    trees of each rank -> one collective -> the same number of trees on every rank, and the loss terms of all ranks
+
+    trees, terms = align(treepack.pack(mine, max_tokens=16384))
+    for tree in trees:
+        logits = model(tree)                                     # of the rows; a dummy tree has none
+        loss = -(log_probs(logits, tree) * tree.terms["advantage"]).sum() * world_size / terms
+        if len(tree.term_row) == 0:
+            loss = connect(loss, logits)
+        loss.backward()
+
+`world_size`, since DistributedDataParallel and FSDP average gradients over ranks. The sum over all terms is divided
+once, by all terms: a mean per micro-batch or per rank would weigh a term by how it was packed.
+
+Costs one collective and, per missing tree, a buffer of about a kilobyte. Needs torch; `import treepack` does not load
+this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from ._core import PackError
+from .tree import PackedTree
+
+if TYPE_CHECKING:
+    from .columns import Format
+
+__all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
+
+_ALIGNMENT = 64
+_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
+
+
+class Aligned(NamedTuple):
+    """The trees of this rank, as many as those of every other rank, and the normaliser."""
+
+    trees: list[PackedTree]
+    """Dummies come last."""
+    terms: int
+    """Loss terms over all micro-batches and ranks. 0 where no rank has any: skip the step."""
+
+
+class _Summary(NamedTuple):
+    """What a rank tells the others. `formats` is None where it has no tree to tell them from."""
+
+    trees: int
+    terms: int
+    formats: dict[str, Format] | None
+    label: bool
+
+
+def align(
+    trees: Iterable[PackedTree], group: dist.ProcessGroup | None = None, *, pad_to_multiple_of: int = 1
+) -> Aligned:
+    """Append dummy trees until every rank has the same number, and count the loss terms of all ranks.
+
+    One `all_gather_object`; every rank of the group must call this, one without samples (`[]`) too. Call it on host
+    trees, before `.to(device)`.
+
+    Args:
+        trees: what this rank packed: `Packed`, or a list of trees.
+        group: process group; the default one where None.
+        pad_to_multiple_of: positions of a dummy are rounded up to it, as in `pack`.
+
+    Raises:
+        PackError: ranks whose trees differ in branching or in their columns; on every rank, so that none waits.
+    """
+    mine = list(trees)
+    summary = _Summary(
+        len(mine),
+        sum(len(tree.term_row) for tree in mine),
+        formats_of(mine[0]) if mine else None,
+        bool(mine) and _is_label(mine[0]),
+    )
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, tuple(summary), group=group)
+    summaries = [_Summary(*held) for held in gathered]
+    model = _common(summaries)
+    most = max(summary.trees for summary in summaries)
+    if model is not None and model.formats is not None:
+        mine += [dummy_tree(model.formats, model.label, pad_to_multiple_of) for _ in range(most - len(mine))]
+    return Aligned(mine, sum(summary.terms for summary in summaries))
+
+
+def formats_of(tree: PackedTree) -> dict[str, Format]:
+    """(dtype, row shape) of every gathered column, by its full name: "terms.advantage", "positions.old_log_probs"."""
+    formats = {}
+    for kind, columns in (("terms", tree.terms), ("samples", tree.samples), ("positions", tree.positions)):
+        for name in columns:
+            formats[f"{kind}.{name}"] = tree._format(f"{kind}.{name}")
+    return formats
+
+
+def dummy_tree(formats: Mapping[str, Format], label: bool = False, pad_to_multiple_of: int = 1) -> PackedTree:
+    """A tree of nothing but padding: one position (or `pad_to_multiple_of`), no sample, no row, no term.
+
+    Every array and every column is there, so that a model and a loss run on it as on any tree: attention gives 0 at
+    padding, the log-probs and the terms have 0 rows, and all gradients are 0.
+
+    Args:
+        formats: columns as `formats_of` gives them.
+        label: with `shift_labels` (-100), as under `branching="label"`.
+        pad_to_multiple_of: number of positions.
+
+    >>> tree = dummy_tree({"terms.advantage": (np.dtype(np.float32), ())})
+    >>> tree.num_tokens, tree.subtree_end, tree.terms["advantage"].shape
+    (1, array([0], dtype=int32), (0,))
+    """
+    n = pad_to_multiple_of
+    if n < 1:
+        raise PackError(f"pad_to_multiple_of is {n}; allowed is 1 or more")
+    empty, start = np.zeros(0, _INT32), np.zeros(1, _INT32)
+    arrays: dict[str, Any] = {"input_ids": np.zeros(n, _INT64), "position_ids": np.zeros(n, _INT64)}
+    if label:
+        arrays["shift_labels"] = np.full(n, -100, _INT64)
+    arrays["parent"] = np.full(n, -1, _INT32)
+    arrays["subtree_end"] = np.arange(n, dtype=_INT32)  # sees and is seen by nothing
+    arrays["position_source"] = np.full(n, -1, _INT32)
+    arrays["position_samples"] = np.zeros(n, _INT32)
+    arrays |= {"cu_segments": start, "segment_parent": empty, "sample_index": empty, "sample_last_segment": empty}
+    arrays |= {"cu_terms": start}
+    for name in ("row_position", "term_row", "term_target", "term_sample", "term_source"):
+        arrays[name] = empty
+    arrays |= {"sampling_mask": empty, "sampling_mask_counts": empty}
+    for name, (dtype, tail) in formats.items():
+        arrays[name] = np.zeros((n if name.startswith("positions.") else 0, *tail), dtype)
+    return _one_buffer(arrays, {name.split(".", 1)[1]: row for name, row in formats.items()})
+
+
+def connect(loss: Tensor, *outputs: Tensor) -> Tensor:
+    """loss + 0 * (sum of outputs): the same value, with every parameter behind `outputs` in its graph, gradient 0.
+
+    A dummy tree has no loss terms, so its loss may be a constant, and a rank whose backward skips a parameter keeps the
+    others waiting for its gradient. Give what every parameter went into: for a language model its logits, which on a
+    dummy are those of zero rows (run the head on zero rows rather than not at all).
+
+    Not computed as a product: outputs that are infinite or NaN leave no trace. Any shapes, with any number of rows.
+
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> connect(torch.tensor(0.0), weight * float("inf")).item()
+    0.0
+    """
+    for output in outputs:
+        loss = loss + (output if output.dim() else output[None])[:0].sum()
+    return loss
+
+
+def _common(summaries: list[_Summary]) -> _Summary | None:
+    """The summary of the first rank that has trees, after a check that those of the others agree with it."""
+    first: tuple[int, _Summary] | None = None
+    for rank, summary in enumerate(summaries):
+        if summary.formats is None:
+            continue
+        if first is None:
+            first = rank, summary
+        where, model = first
+        if summary.label != model.label:
+            kind = {True: "label", False: "token"}
+            raise PackError(
+                f"rank {rank} packs with branching={kind[summary.label]!r}, rank {where} with {kind[model.label]!r}"
+            )
+        if summary.formats != model.formats:
+            has, other = _shown(summary.formats, model.formats), _shown(model.formats, summary.formats)
+            raise PackError(f"rank {rank} has the columns {has}, rank {where} has {other}; all ranks need the same")
+    return first[1] if first else None
+
+
+def _shown(formats: Mapping[str, Format] | None, other: Mapping[str, Format] | None) -> str:
+    """The columns of one rank that the other has not, or not with this dtype and row shape."""
+    other = other or {}
+    kept = {name: row for name, row in (formats or {}).items() if other.get(name) != row}
+    return "[" + ", ".join(f"{name} {dtype}{list(tail) if tail else ''}" for name, (dtype, tail) in kept.items()) + "]"
+
+
+def _is_label(tree: PackedTree) -> bool:
+    return "shift_labels" in tree._fields
+
+
+def _one_buffer(arrays: Mapping[str, Any], formats: Mapping[str, Format]) -> PackedTree:
+    fields, end = {}, 0
+    for name, array in arrays.items():
+        fields[name] = (end, len(array))
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    space = np.zeros(end + _ALIGNMENT, np.uint8)
+    begin = -space.ctypes.data % _ALIGNMENT
+    buffer = space[begin : begin + end]
+    for name, array in arrays.items():
+        offset = fields[name][0]
+        nbytes = prod(array.shape) * array.itemsize
+        buffer[offset : offset + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return PackedTree(buffer, fields, dict(formats), {})

@@ -1,0 +1,160 @@
+"""Which tiles of the attention matrix hold a visible pair: from `subtree_end`, in plain torch, on any device.
+
+Per key tile n and query tile m (rows past N left out):
+
+    visible   n0 < m1  and  max(subtree_end in n) > m0              (padding left out: then some query sees some key)
+    full      n1 - 1 <= m0  and  min(subtree_end in n) >= m1        (then every query sees every key: no mask)
+    partial   visible and not full
+    sliding window w:  visible also needs  min(depth in m) - max(depth in n) < w,   full  max(depth in m) - min(depth
+        in n) < w
+
+The lists of one tile size, as the kernels read them:
+
+    rows   (tiles, 4) int32   start, runs, full tiles in them, partials of each query tile
+    items  (T,) int32         from start: first, last (exclusive) of each run of full tiles, then the partial tiles
+    one by one, all ascending; two spare numbers at the end, which the walk over the last runs may read
+
+A run shorter than `MIN_RUN` is kept as partial tiles: always right, and cheaper than draining the kernel's pipeline
+for it. A long run is two numbers however
+long it is. The host packer writes the same content without gaps (rust/tiles.rs); made here, row m starts at m (m +
+1) / 2, the most that rows before it
+can need, so that nothing waits for the device and the call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MIN_RUN = 2
+LIST_SIZES = (128, 64)  # tile sizes for which lists are made: the forward kernel reads the first, dQ the second
+_CHUNK = 1 << 24  # cells of the tile matrix worked on at a time
+
+
+def _per_tile(values: Tensor, block: int, fill: int, largest: bool) -> Tensor:
+    """The largest or smallest value in each tile of `block`; places past the end count as `fill`."""
+    n = values.shape[0]
+    tiles = -(-n // block)
+    padded = torch.cat([values.to(torch.int32), values.new_full((tiles * block - n,), fill, dtype=torch.int32)]).view(
+        tiles, block
+    )
+    return padded.amax(1) if largest else padded.amin(1)
+
+
+def _relation(
+    subtree_end: Tensor,
+    depth: Tensor | None,
+    window: int | None,
+    block_q: int,
+    block_k: int,
+    q_tiles: slice,
+    k_tiles: slice,
+) -> tuple[Tensor, Tensor]:
+    """`(visible, full)`, bool, for a rectangle of the tile matrix."""
+    n = subtree_end.shape[0]
+    device = subtree_end.device
+    m0 = torch.arange(q_tiles.start, q_tiles.stop, device=device, dtype=torch.int32)[:, None] * block_q
+    m1 = (m0 + block_q).clamp(max=n)
+    n0 = torch.arange(k_tiles.start, k_tiles.stop, device=device, dtype=torch.int32)[None, :] * block_k
+    seen_until = torch.where(subtree_end > torch.arange(n, device=device), subtree_end, 0)  # padding is seen by nothing
+    visible = (n0 < m1) & (_per_tile(seen_until, block_k, 0, True)[None, k_tiles] > m0)
+    full = (n0 + block_k - 1 <= m0) & (_per_tile(subtree_end, block_k, n, False)[None, k_tiles] >= m1)
+    if window is not None and depth is not None:
+        largest = torch.iinfo(torch.int32).max // 2
+        above = (
+            _per_tile(depth, block_q, largest, False)[q_tiles, None] - _per_tile(depth, block_k, 0, True)[None, k_tiles]
+        )
+        below = (
+            _per_tile(depth, block_q, 0, True)[q_tiles, None] - _per_tile(depth, block_k, largest, False)[None, k_tiles]
+        )
+        visible &= above < window
+        full &= below < window
+    return visible, full
+
+
+def tile_relation(
+    subtree_end: Tensor, block_q: int, block_k: int, *, depth: Tensor | None = None, window: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """`(partial, full)`, each (query tiles, key tiles) bool: the dense form, for kernels that want it."""
+    n = subtree_end.shape[0]
+    visible, full = _relation(
+        subtree_end, depth, window, block_q, block_k, slice(0, -(-n // block_q)), slice(0, -(-n // block_k))
+    )
+    return visible & ~full, full
+
+
+def items_capacity(tiles: int) -> int:
+    """Length of `items` made here: a triangle, one place for what is not kept, and two spare ones."""
+    return tiles * (tiles + 1) // 2 + 3
+
+
+def tile_lists(
+    subtree_end: Tensor, block: int, *, depth: Tensor | None = None, window: int | None = None, transpose: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`(rows, items)` for tiles of `block` x `block`, on the device of `subtree_end`, without waiting for it.
+
+    Args:
+        subtree_end: (N,) int32.
+        block: tile size.
+        depth, window: (N,) depth of each token and the sliding window; both or neither.
+        transpose: list the query tiles of each key tile instead of the key tiles of each query tile.
+    """
+    tiles = -(-subtree_end.shape[0] // block)
+    device = subtree_end.device
+    index = torch.arange(tiles, device=device, dtype=torch.int64)
+    # A run takes two numbers and at least MIN_RUN >= 2 tiles, so a row needs no more numbers than it has tiles at or
+    # below the diagonal.
+    needs = tiles - index if transpose else index + 1
+    starts = needs.cumsum(0) - needs
+    capacity = items_capacity(tiles)
+    items = torch.zeros(capacity, dtype=torch.int32, device=device)
+    counts = []
+    step = max(1, _CHUNK // max(tiles, 1))
+    for first in range(0, tiles, step):
+        some, every = slice(first, min(first + step, tiles)), slice(0, tiles)
+        visible, full = _relation(
+            subtree_end, depth, window, block, block, *((every, some) if transpose else (some, every))
+        )
+        if transpose:
+            visible, full = visible.T, full.T
+        counts.append(_write_rows(visible, full, starts[some], index, items, capacity))
+    return torch.cat([starts[:, None], torch.cat(counts)], dim=1).to(torch.int32), items
+
+
+def _write_rows(visible: Tensor, full: Tensor, starts: Tensor, index: Tensor, items: Tensor, capacity: int) -> Tensor:
+    """Writes the rows of one chunk into `items`; returns their (runs, full tiles, partials), (rows, 3)
+    int64."""
+    full = _long_runs(full)
+    partial = visible & ~full
+    edge = torch.zeros_like(full[:, :1])
+    opens = full & ~torch.cat([edge, full[:, :-1]], dim=1)
+    closes = full & ~torch.cat([full[:, 1:], edge], dim=1)
+    run = opens.cumsum(1) - 1
+    runs = opens.sum(1)
+    base = starts[:, None]
+    places = (
+        (opens, base + 2 * run, index),
+        (closes, base + 2 * run + 1, index + 1),
+        (partial, base + 2 * runs[:, None] + partial.cumsum(1) - 1, index),
+    )
+    for chosen, place, value in places:  # what is not chosen lands in the last place, which nobody reads
+        place = torch.where(chosen, place, capacity - 3)
+        items.scatter_(0, place.flatten(), value[None, :].expand_as(place).flatten().to(torch.int32))
+    return torch.stack([runs, full.sum(1), partial.sum(1)], dim=1)
+
+
+def _long_runs(full: Tensor) -> Tensor:
+    """`full` without the runs shorter than MIN_RUN: opened by a window of MIN_RUN along each row."""
+    if MIN_RUN == 1:
+        return full
+    width = full.shape[1]
+    padded = torch.nn.functional.pad(full, (MIN_RUN - 1, MIN_RUN - 1))
+    whole = torch.ones_like(
+        padded[:, : width + MIN_RUN - 1]
+    )  # whole[j]: the MIN_RUN tiles that end at j - MIN_RUN + 1 ... are full
+    for shift in range(MIN_RUN):
+        whole &= padded[:, shift : shift + width + MIN_RUN - 1]
+    kept = torch.zeros_like(full)
+    for shift in range(MIN_RUN):
+        kept |= whole[:, shift : shift + width]
+    return kept

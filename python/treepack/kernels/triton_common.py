@@ -1,0 +1,174 @@
+# mypy: ignore-errors
+"""What the Triton kernels share: loading and storing tiles, the mask, soft-capped scores, and the fixed table of
+tile sizes.
+
+Axes: m = query row, n = key row, d = head column. D = head size, DP = D rounded up to a power of two (the width of a
+tile).
+
+A tensor reaches a kernel in one of three layouts, chosen on the host by `tile_source`:
+
+    COLUMNS  a 2-D host descriptor over [N, H * D]; head h starts at column h * D. What Hugging Face's transposed
+    views of [1, N, H, D] are.
+    ROWS     a 2-D host descriptor over [H * N, D]; head h starts at row h * N. What a contiguous [1, H, N, D] is.
+    POINTERS any other strides: a pointer and three strides, 64-bit offsets. Slower, never wrong.
+
+Tiles wider than D: with POINTERS the columns past D are 0. With COLUMNS they are the next head's values, which do no
+harm where the other factor of each
+product is 0 there (so resident tiles are then loaded by POINTERS) and where the result's columns past D are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+POINTERS, COLUMNS, ROWS = 0, 1, 2
+LOG2E = tl.constexpr(1.4426950408889634)
+MASKED = tl.constexpr(-1.0e30)  # finite: exp2(-inf - -inf) would be NaN in rows whose first tile is wholly masked
+
+
+class Tile(NamedTuple):
+    """Tile sizes of one kernel: rows, key rows, warps, pipeline stages."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """Tile sizes of the three kernels at one head size."""
+
+    forward: Tile
+    dkv: Tile
+    dq: Tile
+
+
+# Head size (rounded up to a power of two) -> tiles, for 16-bit inputs on GPUs with 227 KB of shared memory a block
+# (sm_90, sm_100).
+# Chosen by measurement at 128 and by registers and shared memory elsewhere (docs/kernel.md): a fixed table, because
+# autotuning on N would compile for
+# every length.
+LARGE = {
+    16: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    32: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    64: Tiles(Tile(128, 128, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    128: Tiles(Tile(128, 128, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    256: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+}
+# The same for 99 KB and up (sm_80, sm_86, sm_89, sm_120, and whatever else): smaller tiles.
+SMALL = {
+    16: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    32: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    64: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    128: Tiles(Tile(64, 64, 4, 2), Tile(32, 64, 4, 1), Tile(64, 32, 4, 1)),
+    256: Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+}
+# float32 (for tests): three TF32 products for each exact one need so many registers that only small tiles compile to
+# anything sensible.
+_TINY = Tile(16, 16, 4, 1)
+FLOAT32 = {
+    16: Tiles(*[Tile(32, 32, 4, 1)] * 3),
+    32: Tiles(*[Tile(32, 32, 4, 1)] * 3),
+    64: Tiles(*[Tile(32, 32, 4, 1)] * 3),
+    128: Tiles(Tile(16, 32, 4, 1), _TINY, _TINY),
+    256: Tiles(_TINY, _TINY, _TINY),
+}
+LARGE_SHARED_MEMORY = 200 * 1024
+
+
+def padded_size(head_size: int) -> int:
+    """The tile width of a head size: the next power of two, at least 16."""
+    return max(16, triton.next_power_of_2(head_size))
+
+
+def select_tiles(head_size: int, itemsize: int, shared_memory: int) -> Tiles:
+    """The tiles for a head size, bytes per element and bytes of shared memory a block may use."""
+    table = FLOAT32 if itemsize == 4 else LARGE if shared_memory >= LARGE_SHARED_MEMORY else SMALL
+    return table[padded_size(head_size)]
+
+
+def tile_source(x: Tensor, rows: int, *, resident: bool = False):
+    """What a kernel reads a (N, H, D) tensor through.
+
+    Args:
+        x: (N, H, D), any strides.
+        rows: rows of a tile.
+        resident: the tile is loaded once and is the factor that must be 0 past D (see above).
+
+    Returns:
+        `(argument, (stride_n, stride_h, stride_d), layout)`; strides are 0 with a descriptor, which has its own.
+    """
+    n, heads, size = x.shape
+    stride_n, stride_h, stride_d = x.stride()
+    if n == 1:  # the stride of an axis of one is anything: one token must not compile a layout of its own
+        stride_n = heads * size
+    width = padded_size(size)
+    aligned = x.data_ptr() % 16 == 0 and stride_n * x.element_size() % 16 == 0 and stride_n > 0
+    if aligned and stride_d == 1:
+        if (stride_h == size or heads == 1) and stride_n >= heads * size and (width == size or not resident):
+            return TensorDescriptor(x, [n, heads * size], [stride_n, 1], [rows, width]), (0, 0, 0), COLUMNS
+        if stride_h == n * stride_n and stride_n >= size:
+            return TensorDescriptor(x, [heads * n, size], [stride_n, 1], [rows, width]), (0, 0, 0), ROWS
+    return x, x.stride(), POINTERS
+
+
+def tile_target(x: Tensor, rows: int):
+    """What a kernel writes a contiguous (N, H, D) tensor through: `(argument, layout)`."""
+    n, heads, size = x.shape
+    if padded_size(size) == size:
+        return TensorDescriptor(x, [n, heads * size], [heads * size, 1], [rows, size]), COLUMNS
+    return x, POINTERS
+
+
+@triton.jit
+def load_tile(
+    x,
+    head,
+    row,
+    n_rows,
+    stride_n,
+    stride_h,
+    stride_d,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
+    """Rows row .. row + TILE of a head, (TILE, DP)."""
+    if LAYOUT == 1:
+        tile = x.load([row, head * D])
+    elif LAYOUT == 2:
+        tile = x.load([head * n_rows + row, 0])
+    else:
+        r = row + tl.arange(0, TILE)
+        c = tl.arange(0, DP)
+        offsets = r[:, None].to(tl.int64) * stride_n + c[None, :].to(tl.int64) * stride_d
+        inside = (r[:, None] < n_rows) & (c[None, :] < D)
+        tile = tl.load(x + head.to(tl.int64) * stride_h + offsets, mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    x, tile, head, row, n_rows, heads, TILE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LAYOUT: tl.constexpr
+):
+    """Writes (TILE, DP) to rows row .. row + TILE of a head of a contiguous (N, heads, D) tensor; nothing past N or
+    D."""
+    if LAYOUT == 1:
+        x.store([row, head * D], tile.to(x.dtype))
+    else:
+        r = row + tl.arange(0, TILE)
+        c = tl.arange(0, DP)
+        offsets = (r[:, None].to(tl.int64) * heads + head) * D + c[None, :]
+        tl.store(x + offsets, tile.to(x.dtype.element_ty), mask=(r[:, None] < n_rows) & (c[None, :] < D))
+
+
+@triton.jit
+def tanh(x):
+    """tanh by exp2: exact at both ends (exp2 gives 0 or inf), about 1e-7 absolute in between."""
+    return 1.0 - 2.0 / (1.0 + tl.math.exp2(x * (2.0 * LOG2E)))

@@ -1,0 +1,118 @@
+"""Inputs on the GPU, and both tolerance rules against the float64 reference.
+
+    largest error <= 2 x that of eager attention in the same dtype (gradients 3 x)              FlashAttention's rule
+    mean error    <= 1.1 x that of eager attention in the same dtype                            FlexAttention's rule
+
+Eager is the reference itself without upcasting. Both rules get a floor at float32 rounding, for cases where eager
+happens to be exact.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import forests
+
+import torch
+from torch import Tensor
+
+from treepack.attention import tree_attention
+from treepack.kernels import reference
+
+LABELS = ("out", "lse", "dq", "dk", "dv", "dsinks")
+
+
+def tree(nests, padding: int = 0) -> Tensor:
+    """subtree_end of nests on the GPU, int32."""
+    return torch.from_numpy(forests.layout(nests, padding=padding).subtree_end).cuda()
+
+
+def random_tree(tokens: int, seed: int = 0, padding: int = 0) -> Tensor:
+    return tree(forests.random_nests(random.Random(1000 * seed + tokens), tokens), padding)
+
+
+def leaves(
+    n: int, heads: int, kv_heads: int, size: int, dtype=torch.bfloat16, layout: str = "columns", seed: int = 0
+) -> list[Tensor]:
+    """q, k, v as (1, H, N, D) leaves that require gradients, in one of the layouts that callers have.
+
+    columns: transposed views of (1, N, H, D), as Hugging Face gives them; rows: contiguous; fused: slices of one (1,
+        N, H + 2 H_kv, D) projection;
+    strided: head size not innermost; misaligned: columns, one element off a 16-byte boundary.
+    """
+    g = torch.Generator("cuda").manual_seed(seed)
+    counts = (heads, kv_heads, kv_heads)
+    if layout == "fused":
+        whole = torch.randn(1, n, sum(counts), size, generator=g, device="cuda", dtype=dtype)
+        found = [x.transpose(1, 2) for x in whole.split(counts, dim=2)]
+    elif layout == "rows":
+        found = [torch.randn(1, h, n, size, generator=g, device="cuda", dtype=dtype) for h in counts]
+    elif layout == "strided":
+        found = [torch.randn(1, h, size, n, generator=g, device="cuda", dtype=dtype).transpose(2, 3) for h in counts]
+    else:
+        skip = 1 if layout == "misaligned" else 0
+        flat = [torch.randn(n * h * size + skip, generator=g, device="cuda", dtype=dtype) for h in counts]
+        found = [x[skip:].view(1, n, h, size).transpose(1, 2) for x, h in zip(flat, counts, strict=True)]
+    return [x.requires_grad_() for x in found]
+
+
+def evaluate(attention, tensors: list[Tensor], seed: int = 1, with_lse: bool = True) -> list[Tensor]:
+    """[out, lse, gradients of tensors] of a function of the tensors that returns (out, lse)."""
+    out, lse = attention(*tensors)
+    g = torch.Generator("cuda").manual_seed(seed)
+
+    def weights(x):
+        # Stored as (1, N, H, D), like the gradient that a model sends back.
+        shape = [x.shape[i] for i in (0, 2, 1, 3)] if x.dim() == 4 else x.shape
+        values = torch.randn(shape, generator=g, device="cuda", dtype=torch.float32).to(x.dtype)
+        return values.transpose(1, 2) if x.dim() == 4 else values
+
+    loss = (out * weights(out)).sum()
+    if with_lse:
+        loss = loss + (lse * weights(lse)).sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, tensors)]
+
+
+def slack(values: int) -> float:
+    """What few values add to the factors of both rules. Both errors are rounding noise; over many values they compare well,
+    over the few of one gradient for each head's sink by chance, good to about 1 / sqrt(n)."""
+    return 4.0 / math.sqrt(max(values, 1))
+
+
+def check(end: Tensor, tensors: list[Tensor], impl: str = "triton", sinks: bool = False, **options) -> list[Tensor]:
+    """Asserts both rules for output, lse and every gradient; returns what the implementation gave."""
+    n_real = int((end > torch.arange(len(end), device="cuda")).sum())
+    dtype = tensors[0].dtype
+    with_lse = options.pop("with_lse", True)
+    if sinks:
+        g = torch.Generator("cuda").manual_seed(7)
+        tensors = [*tensors, torch.randn(tensors[0].shape[1], generator=g, device="cuda").requires_grad_()]
+
+    def call(function, **fixed):
+        def attention(q, k, v, s=None):
+            return function(q, k, v, sinks=s, return_lse=True, **options, **fixed)
+
+        return attention
+
+    ours = evaluate(call(tree_attention, subtree_end=end, impl=impl), tensors, with_lse=with_lse)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    want = evaluate(call(reference.tree_attention, subtree_end=end), wide, with_lse=with_lse)
+    eager = evaluate(call(reference.tree_attention, subtree_end=end, upcast=False), tensors, with_lse=with_lse)
+    report = []
+    for label, a, b, c in zip(LABELS, ours, want, eager, strict=False):
+        if a.dim() == 4:
+            assert (a[:, :, n_real:] == 0).all(), f"{label}: padding rows are not 0"
+        assert a.isfinite().all(), f"{label}: not finite"
+        error, eager_error = (a.double() - b).abs(), (c.double() - b).abs()
+        floor = 3e-6 * b.abs().max().clamp(min=1.0) if dtype != torch.float32 else 3e-5 * b.abs().max().clamp(min=1.0)
+        factor = 2.0 if label in ("out", "lse") else 3.0
+        pairs = (
+            (error.max(), (factor + slack(b.numel())) * eager_error.max() + floor),
+            (error.mean(), (1.1 + slack(b.numel())) * eager_error.mean() + floor / 3),
+        )
+        for (got, allowed), rule in zip(pairs, ("largest", "mean"), strict=True):
+            if not got <= allowed:
+                report.append(f"{label}: {rule} error {got:.3e} > {allowed:.3e}")
+    assert not report, "; ".join(report)
+    return ours

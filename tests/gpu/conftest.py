@@ -1,0 +1,51 @@
+"""Tests that need a GPU: `make test-gpu`, or `python -m pytest tests/gpu [-k NAME]`. They run from a bare checkout,
+without the native extension."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import source_tree  # noqa: F401
+
+torch = pytest.importorskip("torch")
+import torch._dynamo as dynamo  # noqa: E402
+
+
+def pytest_configure(config) -> None:
+    # Versions of torch on GPU machines differ: their warnings are shown, not errors.
+    config.addinivalue_line("filterwarnings", "default")
+    dynamo.config.recompile_limit = 64  # FlexAttention compiles again for each mask and option of its tests
+
+
+def pytest_report_header(config) -> str:
+    if not torch.cuda.is_available():
+        return "no GPU: every test here is skipped"
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    cores = properties.multi_processor_count
+    return (
+        f"{properties.name}, sm_{properties.major}{properties.minor}, {cores} multiprocessors, "
+        f"{properties.total_memory >> 30} GiB | torch {torch.__version__}, triton {triton.__version__}, "
+        f"CUDA {torch.version.cuda}, Python {platform.python_version()}"
+    )
+
+
+def pytest_collection_modifyitems(items) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "tests/gpu" in str(item.path).replace("\\", "/"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _defaults():
+    """Every test starts from the table of tiles and the rule for dK/dV, and ends with the device idle and its memory
+    returned."""
+    from treepack.kernels import triton_op
+
+    yield
+    triton_op.tiles_override = triton_op.split_heads_override = None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

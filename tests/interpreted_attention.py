@@ -1,0 +1,131 @@
+"""Cases of `test_attention_triton.py`: run with TRITON_INTERPRET=1, prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import forests
+
+# name -> (tokens, heads, kv heads, head size, padding, options). Small: the interpreter runs about a thousand tile
+# steps a second.
+CASES = {
+    "one token": (1, 1, 1, 16, 0, {}),
+    "two tokens": (2, 2, 1, 16, 0, {}),
+    "63": (63, 1, 1, 16, 0, {}),
+    "65": (65, 1, 1, 16, 0, {"layout": "rows"}),
+    "129": (129, 2, 1, 16, 0, {"split": True}),
+    "a run": (300, 1, 1, 16, 0, {"nests": [(300, [])]}),
+    "two runs and a gap": (460, 1, 1, 16, 0, {"nests": [(130, [(130, []), (200, [])])]}),
+    "padding": (90, 2, 1, 16, 50, {"sinks": True}),
+    "head size 80": (70, 2, 2, 80, 3, {"layout": "columns"}),
+    "head size 24, strided": (70, 2, 2, 24, 0, {"layout": "strided"}),
+    "grouped, split": (70, 6, 2, 16, 0, {"split": True}),
+    "grouped, looped": (70, 6, 2, 16, 5, {"split": False}),
+    "window": (200, 2, 1, 16, 9, {"sliding_window": 20}),
+    "window 1": (40, 1, 1, 16, 0, {"sliding_window": 1}),
+    "soft cap": (70, 1, 1, 16, 0, {"softcap": 1.5, "scale": 0.5}),
+    "everything": (140, 4, 2, 16, 7, {"sliding_window": 30, "softcap": 3.0, "sinks": True, "scale": 0.4}),
+}
+
+
+def make(torch, heads, size, n, layout, generator):
+    """A (1, H, N, D) float32 leaf view in one of the layouts that callers have."""
+    if layout == "rows":
+        return torch.randn(1, heads, n, size, generator=generator)
+    if layout == "strided":  # head size not innermost: no descriptor takes that
+        return torch.randn(1, heads, size, n, generator=generator).transpose(2, 3)
+    return torch.randn(1, n, heads, size, generator=generator).transpose(1, 2)
+
+
+def run(torch, tokens, heads, kv_heads, size, padding, options):
+    from treepack.attention import tree_attention
+    from treepack.kernels import triton_op
+
+    options = dict(options)
+    nests = options.pop("nests", None) or forests.random_nests(random.Random(tokens), tokens)
+    end = torch.from_numpy(forests.layout(nests, padding=padding).subtree_end)
+    triton_op.split_heads_override = options.pop("split", None)
+    layout = options.pop("layout", "columns")
+    g = torch.Generator().manual_seed(0)
+    leaves = [make(torch, h, size, tokens + padding, layout, g).requires_grad_() for h in (heads, kv_heads, kv_heads)]
+    if options.pop("sinks", False):
+        options["sinks"] = torch.randn(heads, generator=g).requires_grad_()
+        leaves.append(options["sinks"])
+    found = []
+    for impl in ("triton", "reference"):
+        out, lse = tree_attention(*leaves[:3], subtree_end=end, impl=impl, return_lse=True, **options)
+        weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) for x in (out, lse)]
+        loss = (out * weights[0]).sum() + (lse * weights[1]).sum()
+        found.append([out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)])
+    return found
+
+
+def operators(torch) -> dict:
+    """What torch makes of the two operators: opcheck, one compiled graph for several lengths, both checkpointings."""
+    from torch.utils.checkpoint import checkpoint
+
+    from treepack.attention import tree_attention, tree_tiles
+    from treepack.kernels import triton_op
+
+    triton_op.split_heads_override = None
+    g = torch.Generator().manual_seed(0)
+
+    def inputs(n):
+        end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(n), n)).subtree_end)
+        return [make(torch, h, 16, n, "columns", g).requires_grad_() for h in (2, 1, 1)], end
+
+    def attend(q, k, v, end):
+        return tree_attention(q, k, v, subtree_end=end, impl="triton")
+
+    def gradients(function, tensors, end):
+        return torch.autograd.grad(function(*tensors, end).square().sum(), tensors)
+
+    different = 0
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (40, 70, 90):
+        tensors, end = inputs(n)
+        pairs = zip(gradients(attend, tensors, end), gradients(compiled, tensors, end), strict=True)
+        different += sum(int((a != b).sum()) for a, b in pairs)
+    want = gradients(attend, tensors, end)
+    for reentrant in (False, True):
+        checkpoint(attend, *tensors, end, use_reentrant=reentrant).square().sum().backward()
+        different += sum(int((x.grad != y).sum()) for x, y in zip(tensors, want, strict=True))
+        for x in tensors:
+            x.grad = None
+    tiles = tree_tiles(end)
+    flat = [x.detach().squeeze(0).transpose(0, 1).requires_grad_() for x in tensors]
+    sinks = torch.randn(2, generator=g).requires_grad_()
+    windowed = (*tiles.lists(128, 9), *tiles.lists(64, 9), *tiles.lists(64, 9, True))
+    arguments = (*flat, sinks, end, tiles.depth(), *windowed, 0.3, 9, 2.0)
+    checks = torch.library.opcheck(triton_op.tree_attention_forward, arguments)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return {"different": different, "graphs": graphs, "failed": sum(x != "SUCCESS" for x in checks.values())}
+
+
+def main() -> None:
+    import torch
+
+    results = {}
+    for name, case in CASES.items():
+        started = time.time()
+        ours, want = run(torch, *case)
+        scale = [max(1.0, b.abs().max().item()) for b in want]
+        labels = ("out", "lse", "dq", "dk", "dv", "dsinks")
+        pairs = zip(labels, ours, want, scale, strict=False)
+        results[name] = {
+            label: ((a - b).abs().max().item() / s if a.isfinite().all() else float("inf")) for label, a, b, s in pairs
+        }
+        print(f"{name:24} {time.time() - started:6.2f} s  {max(results[name].values()):.1e}")
+    ours, _ = run(torch, *CASES["padding"])
+    again, _ = run(torch, *CASES["padding"])
+    out, lse, dq, dk, dv = (x.detach() for x in ours[:5])
+    results["padding zeros"] = {"nonzero": sum(int((x[0, :, 90:] != 0).sum()) for x in (out, lse, dq, dk, dv))}
+    results["repeat"] = {"different": sum(int((a != b).sum()) for a, b in zip(ours, again, strict=True))}
+    results["operators"] = operators(torch)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
