@@ -19,7 +19,7 @@ STAMPS := $(VENV)/.stamps
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
-.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-scaling test-gpu fmt clean
+.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model fmt clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,8 +92,11 @@ fuzz: ## Coverage-guided fuzzing of the Rust core (FUZZ_SECONDS=60)
 	command -v cargo-fuzz >/dev/null || $(CARGO) install cargo-fuzz --locked
 	RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --sanitizer $(FUZZ_SANITIZER) pack -- -max_total_time=$(FUZZ_SECONDS) -max_len=4096
 
-test-gpu: build $(STAMPS)/group-test $(STAMPS)/torch ## The tests that need a CUDA device
-	$(BIN)/python -m pytest -q tests/gpu $(ARGS)
+# The GPU targets need no wheel: they run from the checkout, under whatever Python has torch for the device.
+GPU_PYTHON ?= python3
+test-gpu: ## The tests that need a CUDA device (GPU_PYTHON=python3 ARGS='-k window'); keeps benches/results/gpu_tests.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) -m pytest -q tests/gpu $(ARGS) | tee benches/results/gpu_tests.txt
 
 # --- measurements ---------------------------------------------------------------------------------------------------
 
@@ -104,6 +107,19 @@ bench: build $(STAMPS)/group-bench $(STAMPS)/torch ## pack() against concatenate
 bench-scaling: build $(STAMPS)/group-bench ## Time and memory from 10^6 to 10^8 tokens; keeps benches/results/scaling.txt
 	mkdir -p benches/results
 	$(BIN)/python benches/bench_scaling.py $(ARGS) | tee benches/results/scaling.txt
+
+bench-placement: build $(STAMPS)/group-bench ## Tokens, trees and time of the placements, ranks, the stream; keeps benches/results/placement.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_placement.py $(ARGS) | tee benches/results/placement.txt
+
+bench-gpu: ## Tree attention against its peers on a CUDA device (GPU_PYTHON=python3 ARGS='--tree agent9k'); keeps benches/results/gpu_attention.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_scatter.py | tee benches/results/gpu_scatter.txt
+	$(GPU_PYTHON) benches/gpu_attention.py $(ARGS) | tee benches/results/gpu_attention.txt
+
+bench-model: ## One training step, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_model.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_model.py $(ARGS) | tee benches/results/gpu_model.txt
 
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 

@@ -267,13 +267,14 @@ def main() -> None:
     parser.add_argument("--tiles", nargs="*", help="for --tune: block_m,block_n,warps,stages ...")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--section", type=int, help="query heads that walk the tiles side by side (default: one group)")
+    parser.add_argument("--dkv-section", type=int, help="dK/dV programs of one key tile that start side by side")
     parser.add_argument("--min-run", type=int, help="runs of full tiles shorter than this are listed as partial tiles")
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--rep", type=int, default=150)
     options = parser.parse_args()
     from treepack.kernels import tiles, triton_op
 
-    triton_op.section_override = options.section
+    triton_op.section_override, triton_op.dkv_section_override = options.section, options.dkv_section
     tiles.MIN_RUN = options.min_run or tiles.MIN_RUN
     torch._dynamo.config.recompile_limit = 64  # FlexAttention, over many trees in one process
     print(machine())

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import treepack
 
-# The placement of the oracle: each sample into the first tree that holds it. What does not depend on the placement calls
-# `treepack.pack` with its default.
+# The placement of the oracle: each sample into the first tree that holds it. What does not depend on the placement
+# calls `treepack.pack` with its default.
 first_fit = partial(treepack.pack, placement="first_fit")
 
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)

@@ -36,6 +36,8 @@ def test_leaves_gradients_alone():
     model.train()
     model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
     check_parity(model, shared_samples(), max_tokens=64)
+    check_parity(model, shared_samples(), alone="dense64")  # recomputes under the attention it was computed with
+    assert model.config._attn_implementation == "treepack"
     assert float(model.lm_head.weight.grad.min()) == 1
     assert model.model.norm.weight.grad is None
 

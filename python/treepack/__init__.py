@@ -17,8 +17,19 @@ from .tree import PackedTree
 
 if TYPE_CHECKING:
     from .attention import tree_attention
+    from .logprobs import term_log_probs
 
-__all__ = ["PackError", "Packed", "PackedTree", "Packer", "Skipped", "Stats", "pack", "tree_attention"]
+__all__ = [
+    "PackError",
+    "Packed",
+    "PackedTree",
+    "Packer",
+    "Skipped",
+    "Stats",
+    "pack",
+    "term_log_probs",
+    "tree_attention",
+]
 __version__ = "0.1.0"
 
 

@@ -5,7 +5,17 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Formats", "PackError", "PackStream", "PackedTrees", "columns", "first_unready", "pack", "pack_ready", "tile_lists"]
+__all__ = [
+    "Formats",
+    "PackError",
+    "PackStream",
+    "PackedTrees",
+    "columns",
+    "first_unready",
+    "pack",
+    "pack_ready",
+    "tile_lists",
+]
 
 _Format = tuple[str, np.dtype[Any], list[int]]
 

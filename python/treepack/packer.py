@@ -12,9 +12,12 @@ import numpy as np
 from . import inputs, options
 from ._core import Formats, PackError, PackStream
 from .arrays import Array, plain
-from .columns import GROUP, Inputs, ready_formats
+from .columns import GROUP, Format, Inputs, ready_formats
 from .packed import Packed, Skipped, Stats
 from .tree import PackedTree
+
+#: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
+PAIRS_PER_TOKEN = 8192
 
 MicroBatch = tuple[PackedTree, ...]
 
@@ -70,6 +73,7 @@ class Packer:
         self._like: Inputs | None = None
         self._formats: Formats | None = None
         self._groups: dict[Any, int] = {}
+        self._count = 0  # samples taken or skipped so far
 
     def add(self, sample: Mapping[str, Any]) -> list[MicroBatch]:
         """Take one sample; return the micro-batches that it closed, 0 or 1 of them.
@@ -79,6 +83,7 @@ class Packer:
         added = None if self._formats is None else self._stream.add(sample, self._formats)
         if added is None:
             added = self._add_unready(sample)
+        self._count += 1
         closed, skipped = added
         if skipped is not None:
             self.skipped.append(Skipped(*skipped))
@@ -91,18 +96,19 @@ class Packer:
         closed = self._stream.flush()
         return [] if closed is None else [self._take(closed)]
 
-    def _add_unready(self, sample: Mapping[str, Any]) -> Any:
+    def _add_unready(self, sample: Any) -> Any:
         """Add a sample that needs conversion, or the first one, which says what the columns are."""
         if not isinstance(sample, Mapping):
-            raise TypeError(f"a sample is a dict of columns with input_ids; this is a {type(sample).__name__}")
+            kind = type(sample).__name__
+            raise TypeError(f"sample {self._count}: it is a {kind}; a sample is a dict of columns with input_ids")
         sample = dict(sample)
         known = len(self._groups)
         if GROUP in sample:
             sample[GROUP] = self._group(sample[GROUP])
         try:
-            columns = inputs.read([sample], (), ())
+            columns = self._read(sample)
             if self._like is not None:
-                _match(columns, self._like)
+                _match(columns, self._like, f"sample {self._count}: ")
             added = self._stream.add_columns(columns)
         except Exception:
             for group in list(self._groups)[known:]:
@@ -113,15 +119,26 @@ class Packer:
             self._formats = ready_formats(columns)
         return added
 
+    def _read(self, sample: dict[str, Any]) -> Inputs:
+        """`inputs.read`, with the number that the sample has in the stream in its messages."""
+        try:
+            return inputs.read([sample], (), ())
+        except (PackError, TypeError) as error:
+            prefix = "sample 0: "
+            if not str(error).startswith(prefix):
+                raise
+            raise type(error)(f"sample {self._count}: {str(error).removeprefix(prefix)}") from None
+
     def _group(self, group: Any) -> Any:
         """Integers stay, other values are numbered in order of first appearance."""
-        group = plain(group, GROUP)
+        group = plain(group, f"sample {self._count}: {GROUP}")
         if type(group) is int and -(2**63) <= group < 2**63:
             return group
         try:
             return self._groups.setdefault(group, len(self._groups))
         except TypeError:
-            raise TypeError(f"group_id is a {type(group).__name__}; it must be hashable") from None
+            where = f"sample {self._count}: {GROUP}"
+            raise TypeError(f"{where} is a {type(group).__name__}; it must be hashable") from None
 
     def _take(self, closed: Any) -> MicroBatch:
         formats = self._like.formats if self._like is not None else {}
@@ -130,44 +147,50 @@ class Packer:
         return tuple(packed)
 
 
-def _match(columns: Inputs, like: Inputs) -> None:
+def _match(columns: Inputs, like: Inputs, where: str) -> None:
     """Bring columns into the order, dtypes and row shapes of the stream, or say what differs."""
-    if columns.mask is None and like.mask is not None:
-        raise PackError("this sample has no completion_mask; the first sample of the stream has one")
-    if like.kept is not None and columns.kept is None:
+    first = "the first sample of the stream"
+    if (columns.mask is None) != (like.mask is None):
+        has, other = ("no", "one") if columns.mask is None else ("a", "none")
+        raise PackError(f"{where}it has {has} completion_mask; {first} has {other}")
+    if columns.kept is not None and like.kept is None:
+        raise PackError(f"{where}it has kept sets; {first} has none")
+    if columns.kept is None and like.kept is not None:
         tokens = len(columns.ids[0])
         columns.kept = ([np.zeros(0, np.int32)], [np.zeros(tokens, np.int32)])
-    for name, (dtype, tail) in columns.formats.items():
+    for name in columns.formats:
         if name not in like.formats:
-            raise PackError(f"this sample has a column {name!r}; the first sample of the stream has not")
-        wanted, shape = like.formats[name]
-        if tail != shape:
-            raise PackError(f"{name} has rows of shape {tail}; the first sample of the stream has {shape}")
-        if not np.can_cast(dtype, wanted, "same_kind"):
-            raise TypeError(f"{name} has dtype {dtype}; the first sample of the stream has {wanted}")
-    for name in like.formats:
-        if name not in columns.formats:
-            raise PackError(f"this sample has no column {name!r}; the first sample of the stream has one")
+            raise PackError(f"{where}it has a column {name!r}; {first} has not")
     tokens_by_name = {name: values for name, _, values in columns.token_columns}
     scalars_by_name = {name: values for name, _, values, _ in columns.sample_columns}
+    formats = dict(columns.formats)
     columns.token_columns.clear()
     columns.sample_columns.clear()
-    for name, _, _ in like.token_columns:
-        if name not in tokens_by_name:
-            raise PackError(f"{name} is per sample here; in the first sample of the stream it is per token")
-        values = [_cast(tokens_by_name[name][0], like.formats[name][0], name)]
-        columns.add_tokens(name, values, like.formats[name])
-    for name, _, _, _ in like.sample_columns:
-        if name not in scalars_by_name:
-            raise PackError(f"{name} is per token here; in the first sample of the stream it is per sample")
-        columns.add_scalars(name, _cast(scalars_by_name[name], like.formats[name][0], name))
+    for name, wanted in like.formats.items():
+        per_token = any(name == column for column, _, _ in like.token_columns)
+        values = (tokens_by_name if per_token else scalars_by_name).get(name)
+        if values is None:
+            has = "lacks a column" if name not in formats else "has another kind of column (per token or per sample)"
+            raise PackError(f"{where}it {has} {name!r}; {first} has it")
+        _check_format(formats[name], wanted, f"{where}{name}", first)
+        if per_token:
+            columns.add_tokens(name, [_cast(values[0], wanted[0], f"{where}{name}")], wanted)
+        else:
+            columns.add_scalars(name, _cast(values, wanted[0], f"{where}{name}"))
 
 
-def _cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+def _check_format(has: Format, wanted: Format, where: str, first: str) -> None:
+    if has[1] != wanted[1]:
+        raise PackError(f"{where} has rows of shape {has[1]}; {first} has {wanted[1]}")
+    if not np.can_cast(has[0], wanted[0], "same_kind"):
+        raise TypeError(f"{where} has dtype {has[0]}; {first} has {wanted[0]}")
+
+
+def _cast(array: Array, dtype: np.dtype[Any], where: str) -> Array:
     """Integers must keep their values; floats may lose precision, as a stream has one dtype."""
     out = np.ascontiguousarray(array, dtype)
     if dtype.kind in "iub" and not np.array_equal(out, array):
-        raise PackError(f"{name} holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
+        raise PackError(f"{where} holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
     return out
 
 
@@ -192,7 +215,7 @@ def _no_stats() -> Stats:
 
 
 def _sum(before: Stats, new: Stats | None = None, skipped: int = 0) -> Stats:
-    """Both together. The imbalance is the mean, weighed by attention pairs."""
+    """Both together. The imbalance is the mean, weighed by work, as it is within one packing."""
     if new is None:
         new = _no_stats()
     numbers: dict[str, Any] = {}
@@ -205,7 +228,7 @@ def _sum(before: Stats, new: Stats | None = None, skipped: int = 0) -> Stats:
     numbers["skipped"] += skipped
     raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
     numbers["packing_ratio"] = raw / packed if packed else 1.0
-    pairs = before.attention_pairs + new.attention_pairs
-    weighed = before.imbalance * before.attention_pairs + new.imbalance * new.attention_pairs
-    numbers["imbalance"] = weighed / pairs if pairs else 1.0
+    works = [stats.attention_pairs + PAIRS_PER_TOKEN * stats.packed_tokens for stats in (before, new)]
+    weighed = before.imbalance * works[0] + new.imbalance * works[1]
+    numbers["imbalance"] = weighed / sum(works) if sum(works) else 1.0
     return Stats(**numbers)

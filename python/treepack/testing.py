@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treepack import PackError
 
-__all__ = ["as_samples", "check_packed", "sample_paths"]
+if TYPE_CHECKING:
+    from .parity import check_parity
+
+__all__ = ["as_samples", "check_packed", "check_parity", "sample_paths"]
 
 Array = npt.NDArray[Any]
 _TOKEN = ("input_ids", "completion_mask", "old_log_probs", "identity", "sampling_mask_counts")
 _SAMPLE = ("advantage", "group_id")
+
+
+def __getattr__(name: str) -> Any:
+    # Needs torch and a model: loaded when it is first used.
+    if name == "check_parity":
+        from .parity import check_parity
+
+        return check_parity
+    raise AttributeError(f"module 'treepack.testing' has no attribute {name!r}")
 
 
 def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_kwargs: Any) -> None:

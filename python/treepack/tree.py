@@ -155,6 +155,15 @@ class PackedTree:
             return self._array("sampling_mask_counts")
         return self._zeros("sampling_mask_counts", self._fields["row_position"][1])
 
+    def sampling_mask_table(self, width: int | None = None, *, dtype: Any = None) -> Array:
+        """The kept sets as one padded table, (R, width) torch int64 (or `dtype`), -1 after the ids of each row; made
+        on the device of this tree. `width` defaults to the widest set. A row of -1 alone has no set."""
+        from .kernels.scatter import kept_set_table
+
+        torch = _torch()
+        ids, counts = torch.as_tensor(self.sampling_mask), torch.as_tensor(self.sampling_mask_counts)
+        return kept_set_table(ids, counts, width, dtype=dtype or torch.int64)
+
     # --- columns ---
 
     @property
@@ -218,8 +227,8 @@ class PackedTree:
 
     @property
     def tiles(self) -> dict[int, tuple[Array, Array]]:
-        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made once,
-        in O(segments + visible tiles); `to` takes them along."""
+        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made
+        once, in O(segments + visible tiles); `to` takes them along."""
         if "tiles" not in self._views:
             fields = {name for name in self._fields if name.startswith("tiles")}
             if fields:

@@ -13,7 +13,6 @@ import math
 import random
 
 import forests
-
 import torch
 from torch import Tensor
 
@@ -75,8 +74,8 @@ def evaluate(attention, tensors: list[Tensor], seed: int = 1, with_lse: bool = T
 
 
 def slack(values: int) -> float:
-    """What few values add to the factors of both rules. Both errors are rounding noise; over many values they compare well,
-    over the few of one gradient for each head's sink by chance, good to about 1 / sqrt(n)."""
+    """What few values add to the factors of both rules. Both errors are rounding noise; over many values they compare
+    well, over the few of one gradient for each head's sink by chance, good to about 1 / sqrt(n)."""
     return 4.0 / math.sqrt(max(values, 1))
 
 

@@ -41,11 +41,15 @@ def tree_attention(
     _require(q, sliding_window, softcap)
     if "fa4" not in cache:
         query_block = 128 if q.shape[-1] <= 64 else 64  # FlashAttention-4's own backward tile at this head size
-        cache["fa4"] = block_lists(subtree_end, 128), block_lists(subtree_end, query_block, transpose=True), query_block
-    forward, backward, query_block = cache["fa4"]
-    out, lse = _Function.apply(q, k, v, subtree_end, scale, forward, backward, query_block)
-    if sinks is not None:
         real = torch.arange(subtree_end.shape[0], device=subtree_end.device) < subtree_end
+        cache["fa4"] = (
+            block_lists(subtree_end, 128), block_lists(subtree_end, query_block, transpose=True), query_block,
+            None if bool(real.all()) else real)  # fmt: skip
+    forward, backward, query_block, real = cache["fa4"]
+    out, lse = _Function.apply(q, k, v, subtree_end, scale, forward, backward, query_block, real)
+    if sinks is not None:
+        if real is None:
+            real = torch.ones_like(subtree_end, dtype=torch.bool)
         with_sinks = torch.where(real, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None]), 0.0)
         out = (out * torch.exp(lse - with_sinks).T[..., None]).to(q.dtype)
         lse = with_sinks
@@ -72,15 +76,25 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @torch.compiler.disable
     def forward(
-        ctx: Any, q: Any, k: Any, v: Any, subtree_end: Any, scale: Any, forward: Any, backward: Any, query_block: Any
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        subtree_end: Any,
+        scale: Any,
+        forward: Any,
+        backward: Any,
+        query_block: Any,
+        real: Any,
     ) -> Any:
         interface, sparse, mask = _modules()
         out, lse = interface._flash_attn_fwd(
             q[None], k[None], v[None], softmax_scale=scale, mask_mod=mask, aux_tensors=[subtree_end],
             block_sparse_tensors=sparse(*forward, block_size=(128, 128)), return_lse=True)[:2]  # fmt: skip
-        real = torch.arange(q.shape[0], device=q.device) < subtree_end
-        out = torch.where(real[:, None, None], out[0], 0.0)
-        lse = torch.where(real, lse[0], 0.0)  # finite at padding, so that exp(s - lse) is 0 there
+        out, lse = out[0], lse[0]
+        if real is not None:  # a pass over the output, only where there is padding
+            out = torch.where(real[:, None, None], out, 0.0)
+            lse = torch.where(real, lse, 0.0)  # finite at padding, so that exp(s - lse) is 0 there
         ctx.save_for_backward(q, k, v, out, lse, subtree_end, *backward)
         ctx.scale, ctx.query_block = scale, query_block
         ctx.set_materialize_grads(False)
@@ -92,14 +106,14 @@ class _Function(torch.autograd.Function):
         interface, sparse, mask = _modules()
         q, k, v, out, lse, subtree_end, *lists = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (None,) * 8
+            return (None,) * 9
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         more = {} if dlse is None else {"dlse": dlse[None].contiguous()}
         dq, dk, dv = interface._flash_attn_bwd(
             q[None], k[None], v[None], out[None], dout[None], lse[None], softmax_scale=ctx.scale, mask_mod=mask,
             aux_tensors=[subtree_end],
             block_sparse_tensors=sparse(*lists, block_size=(ctx.query_block, 128)), **more)[:3]  # fmt: skip
-        return dq[0], dk[0], dv[0], *(None,) * 5
+        return dq[0], dk[0], dv[0], *(None,) * 6
 
 
 @functools.cache

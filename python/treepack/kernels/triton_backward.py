@@ -136,7 +136,7 @@ def _dkv_step(
     offs_m = m0 + tl.arange(0, BM)
     q = load_tile(Q, head, m0, N, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
     dout = load_tile(DOUT, head, m0, N, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
-    # As (1, BM) tiles of (H, N): by pointers they would be two dozen copies of 4 bytes a thread and step, with their masks.
+    # As (1, BM) tiles of (H, N): by pointers they would be two dozen masked copies of 4 bytes a thread and step.
     lse = LSE.load([head, m0])
     delta = DELTA.load([head, m0])
     s = tl.dot(k, q.T, input_precision=PRECISION) * scale
@@ -160,21 +160,25 @@ def _dkv_step(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["N", "H", "G", "HEADS", "window"])
+@triton.jit(do_not_specialize=["N", "H", "G", "HEADS", "SECTION", "window"])
 def dkv_kernel(
     Q, K, V, DOUT, DK, DV, LSE, DELTA, END, DEPTH, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, do_n, do_h, do_d,
-    scale, cap, window, grad_scale, N, H, G, HEADS,
+    scale, cap, window, grad_scale, N, H, G, HEADS, SECTION,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     DKV_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program per (key tile, group of HEADS query heads of one K/V head): HEADS = G writes dK and dV, HEADS = 1
-    writes float32 parts per query head."""
+    writes float32 parts per query head. SECTION of these groups walk the key tiles side by side, the ones that most
+    queries see first."""
     n_tiles = tl.cdiv(N, BN)
-    part = tl.program_id(0) // n_tiles
-    tile_n = tl.program_id(0) % n_tiles
+    pid = tl.program_id(0)
+    section = pid // (n_tiles * SECTION)
+    within = pid - section * (n_tiles * SECTION)
+    tile_n = within // SECTION
+    part = section * SECTION + within % SECTION
     hk = part * HEADS // G
     n0 = tile_n * BN
     offs_n = n0 + tl.arange(0, BN)

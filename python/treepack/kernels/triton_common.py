@@ -56,8 +56,8 @@ class Tiles(NamedTuple):
 LARGE = {
     16: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     32: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
-    64: Tiles(Tile(128, 128, 8, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
-    128: Tiles(Tile(128, 128, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    64: Tiles(Tile(64, 128, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+    128: Tiles(Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     256: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
 # The same for 99 KB and up (sm_80, sm_86, sm_89, sm_120, and whatever else): smaller tiles.

@@ -81,7 +81,7 @@ def forward_kernel(
     fulls = tl.load(row + 2) * SPLIT
     partials = tl.load(row + 3)
     # One loop over all runs: with a loop for each run the accumulators cross two loop edges, and ptxas serialises every
-    # wgmma (C7515). `items` ends with two spare numbers, so that the step past the last run reads nothing else's memory.
+    # wgmma (C7515). `items` ends with two spare numbers: the step past the last run reads no memory but its own.
     run = items
     n = tl.load(run) * SPLIT
     last = tl.load(run + 1) * SPLIT

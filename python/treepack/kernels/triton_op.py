@@ -25,7 +25,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # `_split_heads`.
 tiles_override: Tiles | None = None
 split_heads_override: bool | None = None
-section_override: int | None = None  # query heads that walk the tiles side by side; None = one group
+# Heads that walk the tiles side by side; None = one group (forward, dQ), all (dK/dV: the key tiles of a shared prompt
+# are by far the longest programs, and none of them must start late).
+section_override: int | None = None
+dkv_section_override: int | None = None
 
 
 def interpreted() -> bool:
@@ -75,7 +78,7 @@ def _row_width(n: int) -> int:
 
 
 def _padded_rows(x: Tensor) -> Tensor:
-    """A float32 (H, N) tensor whose rows are `_row_width` apart; a copy only where autograd or a compiler made another."""
+    """A float32 (H, N) tensor with rows `_row_width` apart; a copy only where autograd or a compiler made another."""
     heads, n = x.shape
     width = _row_width(n)
     if x.stride(1) == 1 and x.stride(0) == width and x.data_ptr() % 16 == 0:
@@ -224,9 +227,9 @@ def tree_attention_backward(
         target, layout = tile_target(dq, tile.block_m)
         group = heads // kv_heads
         dq_kernel[(triton.cdiv(n, tile.block_m) * heads,)](
-            *(source[0] for source in sources), target, lse, delta, _end_tiles(subtree_end, tile.block_n), depth, rows, items,
-            *(stride for source in sources for stride in source[1]), factor, cap, window, scale, lse.stride(0), n, heads,
-            group, section_override or group,
+            *(source[0] for source in sources), target, lse, delta, _end_tiles(subtree_end, tile.block_n), depth,
+            rows, items, *(stride for source in sources for stride in source[1]), factor, cap, window, scale,
+            lse.stride(0), n, heads, group, section_override or group,
             BM=tile.block_m, BN=tile.block_n, LIST=size_of_list, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
             V_LAYOUT=sources[2][2],
             DO_LAYOUT=sources[3][2], DQ_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages, **features,
@@ -267,10 +270,10 @@ def _launch_dkv(
         tile_source(dout, tile.block_m)]  # fmt: skip
     (dk_arg, layout), (dv_arg, _) = (tile_target(x, tile.block_n) for x in parts)
     dkv_kernel[(triton.cdiv(n, tile.block_n) * (heads if split else kv_heads),)](
-        *(source[0] for source in sources), dk_arg, dv_arg, _row_tiles(lse, tile.block_m), _row_tiles(delta, tile.block_m),
-        subtree_end, depth, rows, items,
+        *(source[0] for source in sources), dk_arg, dv_arg, _row_tiles(lse, tile.block_m),
+        _row_tiles(delta, tile.block_m), subtree_end, depth, rows, items,
         *(stride for source in sources for stride in source[1]), factor, cap, window, scale, n, heads, group,
-        1 if split else group,
+        1 if split else group, dkv_section_override or (heads if split else kv_heads),
         BM=tile.block_m, BN=tile.block_n, LIST=64, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
         V_LAYOUT=sources[2][2],
         DO_LAYOUT=sources[3][2], DKV_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages, **flags,

@@ -1,0 +1,1 @@
+"""Connections to other frameworks, each behind its own import: nothing here is loaded by `import treepack`."""

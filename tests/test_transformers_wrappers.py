@@ -1,0 +1,168 @@
+"""Gradient checkpointing of both kinds, torch.compile, PEFT, DDP and Trainer around a model on packed trees."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from tiny_models import alone_log_probs, gradients, largest_difference, packed_log_probs, shared_samples, tiny
+from transformers import Trainer, TrainingArguments
+
+import treepack
+from treepack.integrations.transformers import model_inputs
+from treepack.logprobs import term_log_probs
+
+FAMILIES = ["qwen2", "gemma2", "gpt_oss"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing(family, reentrant):
+    """CASES 24: the tree reaches the recomputation too; same values and gradients as without."""
+    model = tiny(family).train()
+    samples = shared_samples(sets=True)
+    plain = packed_log_probs(model, samples)
+    expected = gradients(model, plain)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    values = packed_log_probs(model, samples)
+    assert all(torch.equal(a, b) for a, b in zip(values, plain, strict=True))
+    assert largest_difference(gradients(model, values), expected) < 1e-12
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_compile(family):
+    """One graph, trees of several lengths, no graph break; values and gradients as without."""
+    samples = shared_samples()
+    model = tiny(family)
+    plain = packed_log_probs(model, samples, {"max_tokens": 30})
+    expected = gradients(model, plain)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    values = packed_log_probs(compiled, samples, {"max_tokens": 30})
+    assert largest_difference(values, plain) < 1e-12
+    assert largest_difference(gradients(model, values), expected) < 1e-7
+    torch.compiler.reset()
+
+
+def test_compiled_before_the_hook():
+    """Hooks are compiled in: a model that has run before gets an error that says what to do, and then works."""
+    model = tiny("llama")
+    tree = treepack.pack(shared_samples(), max_tokens=256)[0].to("cpu")
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    compiled(**model_inputs(tree), logits_to_keep=1)
+    with pytest.raises(ValueError, match=r"torch\.compiler\.reset\(\)"):
+        term_log_probs(compiled, tree)
+    torch.compiler.reset()
+    assert torch.allclose(term_log_probs(compiled, tree), term_log_probs(model, tree))
+    torch.compiler.reset()
+
+
+def test_lora_and_its_reference():
+    """Adapters train, the base does not; reference log-probs come from the same model with the adapter off."""
+    samples = shared_samples()
+    base = tiny("qwen2")
+    reference = packed_log_probs(base, samples)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).double()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    packed = packed_log_probs(model, samples)
+    ours = gradients(model, packed)
+    alone = alone_log_probs(model.get_base_model(), samples)
+    theirs = gradients(model, alone)
+    assert ours
+    assert all("lora" in name for name in ours)
+    assert largest_difference(packed, alone) < 1e-9
+    assert largest_difference(ours, theirs) < 1e-6
+    with model.disable_adapter(), torch.no_grad():
+        off = packed_log_probs(model, samples)
+    assert largest_difference(off, reference) < 1e-12
+    assert largest_difference(off, packed) > 1e-3
+
+
+def test_lora_dropout_and_prompts_are_refused():
+    tree = treepack.pack(shared_samples(), max_tokens=256)[0].to("cpu")
+    model = get_peft_model(tiny("qwen2"), LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)).train()
+    with pytest.raises(ValueError, match=r"lora_dropout.*= 0.1"):
+        term_log_probs(model, tree)
+    prompts = get_peft_model(tiny("qwen2"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match="adds virtual tokens"):
+        term_log_probs(prompts, tree)
+
+
+def test_ddp(tmp_path):
+    """The wrapper's own forward runs, so that it sees the step and reduces the gradients."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        samples = shared_samples()
+        model = tiny("qwen2")
+        expected = gradients(model, packed_log_probs(model, samples))
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        forwards = []
+        wrapped.register_forward_hook(lambda *_: forwards.append(1))
+        got = gradients(model, packed_log_probs(wrapped, samples, {"max_tokens": 256}))
+        assert forwards
+        assert largest_difference(got, expected) < 1e-7
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class LogProbTrainer(Trainer):
+    """The policy gradient of packed trees; a batch is one tree."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        tree = inputs["tree"].to(self.args.device)
+        loss = -(term_log_probs(model, tree) * tree.terms["advantage"]).mean()
+        return (loss, None) if return_outputs else loss
+
+
+class LabelTrainer(Trainer):
+    """A trainer that calls the model on what the collator gives, and wants logits."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("shift_labels")
+        logits = model(**inputs).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("kind", [LogProbTrainer, LabelTrainer])
+def test_trainer(kind, tmp_path):
+    """Columns survive: trees, or the keyword tensors of a tree, reach the model; three steps lower the loss."""
+    packed = treepack.pack(shared_samples(), max_tokens=40, branching="label")
+
+    def collate(batch):
+        (tree,) = batch
+        if kind is LogProbTrainer:
+            return {"tree": tree}
+        device = tree.to("cpu")
+        names = ("input_ids", "position_ids", "subtree_end", "use_cache")
+        return {n: v for n, v in model_inputs(device).items() if n in names} | {"shift_labels": device.shift_labels}
+
+    model = tiny("qwen2", dtype=torch.float32)
+    before = copy.deepcopy(model.state_dict())
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=1, remove_unused_columns=False,
+        report_to=[], save_strategy="no", logging_steps=1, use_cpu=True, disable_tqdm=True,
+        dataloader_pin_memory=False, learning_rate=1e-2)  # fmt: skip
+    trainer = kind(model=model, args=arguments, train_dataset=list(packed), data_collator=collate)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 3
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_models_still_copy_and_pickle():
+    """What term_log_probs leaves on a model is one hook, which copies with it and keeps no tensor."""
+    model = tiny("qwen2", dtype=torch.float32)
+    tree = treepack.pack(shared_samples(), max_tokens=256)[0].to("cpu")
+    first = term_log_probs(model, tree)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(term_log_probs(other, tree), first)
+        assert len(other.model._forward_hooks) == len(model.model._forward_hooks)
+    assert torch.equal(term_log_probs(model, tree), first)
+    assert model.model._treepack_capture.hidden is None
