@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from common import PER_TOKEN, concatenate, console, environment, in_turn, load, pack, spread
+from common import PER_TOKEN, concatenate, console, environment, in_turn, load, pack, pack_only, spread
 from rich.table import Table
 
 from treepack import PackError, synthetic
@@ -132,9 +132,13 @@ def measure(case: Case, samples: list[dict[str, Any]], repeats: int) -> dict[str
     """
 
     def ours() -> Any:
+        return pack_only(samples, case.max_tokens, PLACEMENT)
+
+    def with_arrays() -> Any:
         return pack(samples, case.max_tokens, PLACEMENT)
 
-    times = in_turn({"concatenate": lambda: concatenate(samples), "pack": ours}, repeats)
+    contenders = {"concatenate": lambda: concatenate(samples), "pack": ours, "pack, arrays": with_arrays}
+    times = in_turn(contenders, repeats)
     if case.trl and tree_row() is not None:
         pair = {"pack beside TRL": ours, "trl": lambda: trl_pack(samples)}
         times |= in_turn(pair, repeats, calls=(", caches cold", ""))
@@ -147,11 +151,11 @@ def verdict(value: float, aim: float, must: float) -> str:
 
 def concatenate_table(results: list[Result]) -> Table:
     table = Table(title="pack() as a multiple of the concatenates")
-    columns = "case|samples|raw tokens|budget|trees|N|M|concat ms||pack ms||first ms|ratio|study|aim|must|"
+    columns = "case|samples|raw tokens|budget|trees|N|M|concat ms||pack ms||first ms|ratio|with arrays|study|aim|must|"
     for heading in columns.split("|"):
         table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
     for case, stats, times, first in results:
-        concat, ours = (statistics.median(times[name]) for name in ("concatenate", "pack"))
+        concat, ours, arrays = (statistics.median(times[name]) for name in ("concatenate", "pack", "pack, arrays"))
         counts = (stats.samples, stats.raw_tokens, case.max_tokens, stats.trees, stats.packed_tokens, stats.terms)
         table.add_row(
             case.name,
@@ -162,6 +166,7 @@ def concatenate_table(results: list[Result]) -> Table:
             spread(times["pack"]),
             f"{first:.2f}",
             f"{ours / concat:.2f}",
+            f"{arrays / concat:.2f}",
             case.study,
             f"{case.aim:g}",
             f"{case.must:g}",

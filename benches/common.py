@@ -52,6 +52,11 @@ def concatenate(samples: list[dict[str, Any]]) -> list[np.ndarray]:
     return [np.concatenate([sample[name] for sample in samples]) for name in PER_TOKEN]
 
 
+def pack_only(samples: list[dict[str, Any]], max_tokens: int, placement: str, **options: Any) -> treepack.Packed:
+    """The call alone: the trees lie in memory, and the arrays are views that are made when they are asked for."""
+    return treepack.pack(samples, max_tokens=max_tokens, placement=placement, **options)
+
+
 def pack(samples: list[dict[str, Any]], max_tokens: int, placement: str, **options: Any) -> treepack.Packed:
     """`treepack.pack()` until every array of every tree that a trainer reads is in hand."""
     packed = treepack.pack(samples, max_tokens=max_tokens, placement=placement, **options)

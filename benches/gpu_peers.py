@@ -61,6 +61,8 @@ def flex(case: Case):
     from treepack.attention import tree_attention, tree_tiles
     from treepack.kernels.flex import block_mask
 
+    # The timing runs one backward pass again and again, which donated buffers do not survive.
+    torch._functorch.config.donated_buffer = False
     tiles = tree_tiles(case.end)
     mask = block_mask(case.end)
     tensors = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
