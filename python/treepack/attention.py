@@ -214,7 +214,7 @@ def _triton(
     training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     backward = tiles.lists(64, window) if training else forward
     queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
-    out, lse2 = triton_op.tree_attention_forward(
+    out, lse2 = triton_op.attend(
         q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, scale,
         window, softcap or 0.0)  # fmt: skip
     return out, lse2, triton_op.LN2

@@ -116,8 +116,7 @@ def _list(tile_rows: int, rows128, items128, rows64, items64) -> tuple[Tensor, T
     return (rows128, items128, 128) if tile_rows > 64 else (rows64, items64, 64)
 
 
-@torch.library.custom_op("treepack::tree_attention", mutates_args=())
-def tree_attention_forward(
+def forward_pass(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, subtree_end: Tensor, depth: Tensor | None,
     rows128: Tensor, items128: Tensor, rows64: Tensor, items64: Tensor, rows_window: Tensor | None,
     items_window: Tensor | None,
@@ -157,6 +156,9 @@ def tree_attention_forward(
     return out, lse
 
 
+tree_attention_forward = torch.library.custom_op("treepack::tree_attention", forward_pass, mutates_args=())
+
+
 @tree_attention_forward.register_fake
 def _(
     q,
@@ -179,8 +181,7 @@ def _(
     return q.new_empty(n, heads, size), q.new_empty(heads, (n + 3) // 4 * 4, dtype=torch.float32)[:, :n]
 
 
-@torch.library.custom_op("treepack::tree_attention_backward", mutates_args=())
-def tree_attention_backward(
+def backward_pass(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, subtree_end: Tensor,
     depth: Tensor | None,
     rows128: Tensor, items128: Tensor, rows64: Tensor, items64: Tensor, rows_window: Tensor | None,
@@ -283,6 +284,9 @@ def _launch_dkv(
             total.copy_(part.view(n, kv_heads, group, size).sum(2))
 
 
+tree_attention_backward = torch.library.custom_op("treepack::tree_attention_backward", backward_pass, mutates_args=())
+
+
 @tree_attention_backward.register_fake
 def _(
     dout,
@@ -320,7 +324,8 @@ def _backward(ctx, dout, dlse):
     if dout is None and dlse is None:
         return (None,) * 15
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, delta = tree_attention_backward(
+    run = backward_pass if _is_plain(q) else tree_attention_backward
+    dq, dk, dv, delta = run(
         dout, dlse, q, k, v, out, lse, *metadata, ctx.scale, ctx.window, ctx.softcap)  # fmt: skip
     dsinks = None
     if sinks is not None and ctx.needs_input_grad[3]:
@@ -335,9 +340,30 @@ def _backward(ctx, dout, dlse):
 tree_attention_forward.register_autograd(_backward, setup_context=_save)
 
 
+class _Direct(torch.autograd.Function):
+    """The operator without the dispatcher, which costs as much as a short kernel."""
+
+    forward = staticmethod(lambda *inputs: forward_pass(*inputs))
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_backward)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether nothing looks at operators: no compiler, no dispatch mode, no tensor subclass."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return plain and torch._C._len_torch_dispatch_stack() == 0
+
+
+def attend(q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """`tree_attention_forward`, by the shortest way."""
+    return _Direct.apply(q, *inputs) if _is_plain(q) else tree_attention_forward(q, *inputs)
+
+
 def _on(x: Tensor):
     """Makes the device of x the current one for a launch (Triton launches on the current device)."""
-    return torch.cuda.device(x.device) if x.is_cuda else _nowhere
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return _nowhere
+    return torch.cuda.device(x.device)
 
 
 class _Nowhere:

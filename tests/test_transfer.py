@@ -1,0 +1,63 @@
+"""The way to a device: one copy of one buffer, names and dtypes kept, tile lists taken along."""
+
+import numpy as np
+import pytest
+
+import treepack
+from treepack import synthetic
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def tree():
+    return treepack.pack(synthetic.agent(prompt=300, answers=4, answer=50), max_tokens=4096)[0]
+
+
+def test_one_copy(tree, monkeypatch):
+    copies = []
+    to = torch.Tensor.to
+
+    def counted(self, *args, **kwargs):
+        copies.append(self.numel())
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", counted)
+    moved = tree.to("cpu", pin_memory=False)
+    assert copies == [moved.buffer.numel()]
+    for name in tree._fields:  # every array afterwards is a view: nothing is copied again
+        moved._array(name)
+    assert moved.tiles
+    assert len(copies) == 1
+
+
+def test_arrays_keep_names_dtypes_and_values(tree):
+    moved = tree.to("cpu")
+    for name in tree._fields:
+        host, there = tree._array(name), moved._array(name)
+        assert there.untyped_storage().data_ptr() == moved.buffer.untyped_storage().data_ptr()
+        assert torch.empty(0, dtype=there.dtype).numpy().dtype == host.dtype
+        np.testing.assert_array_equal(there.numpy(), host)
+    assert moved.num_tokens == tree.num_tokens
+    np.testing.assert_array_equal(moved.attention_mask().numpy(), tree.attention_mask())
+    for ours, theirs in zip(tree.path_index(), moved.path_index(), strict=True):
+        np.testing.assert_array_equal(theirs.numpy(), ours)
+
+
+def test_tile_lists_travel(tree):
+    moved = tree.to("cpu")
+    for size, lists in tree.tiles.items():
+        for ours, theirs in zip(lists, moved.tiles[size], strict=True):
+            np.testing.assert_array_equal(theirs.numpy(), ours)
+    again = moved.to("cpu")
+    assert again.tiles.keys() == tree.tiles.keys()
+
+
+def test_kept_set_table(tree):
+    table = tree.to("cpu").sampling_mask_table()
+    counts = tree.sampling_mask_counts
+    assert table.shape == (len(counts), counts.max())
+    at = 0
+    for row, count in zip(table.tolist(), counts.tolist(), strict=True):
+        assert row == tree.sampling_mask[at : at + count].tolist() + [-1] * (len(row) - count)
+        at += count
