@@ -75,7 +75,7 @@ lint: $(STAMPS)/group-lint ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: build $(STAMPS)/group-lint $(STAMPS)/torch ## mypy --strict, clippy of the binding, and the stub against the built module
+types: build $(STAMPS)/group-lint $(STAMPS)/group-test $(STAMPS)/torch ## mypy --strict, clippy of the binding, and the stub against the built module
 	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy --locked --features python -- -D warnings
 	$(BIN)/mypy --strict python/treepack
 	$(BIN)/python -m mypy.stubtest treepack._core

@@ -179,3 +179,13 @@ def test_fa4_names_what_is_missing():
         q, k, v = inputs(8, dtype=torch.bfloat16)
         with pytest.raises(RuntimeError, match="needs a Hopper GPU"):
             tree_attention(q, k, v, subtree_end=torch.full((8,), 8), impl="fa4")
+
+
+def test_fa4_lists_have_the_strides_of_their_shape():
+    """FlashAttention-4 looks at the stride of an axis of one as well."""
+    from treepack.kernels import fa4
+
+    for n in (100, 300, 700):
+        for block, transpose in ((128, False), (64, True)):
+            for table in fa4.block_lists(torch.full((n,), n, dtype=torch.int32), block, transpose=transpose):
+                assert table.stride(-1) == 1

@@ -68,7 +68,9 @@ def block_lists(subtree_end: Tensor, query_block: int, *, transpose: bool = Fals
         counts = mask.sum(1)
         widest = max(1, int(counts.max()))  # once per tree: narrow tables instead of (tiles, tiles)
         order = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :widest]
-        lists += [counts.to(torch.int32)[None, None], order.to(torch.int32)[None, None].contiguous()]
+        # A copy with the strides of its shape: a table of one column counts as contiguous with any, and is refused.
+        table = order.to(torch.int32)[None, None].clone(memory_format=torch.contiguous_format)
+        lists += [counts.to(torch.int32)[None, None], table]
     return tuple(lists)
 
 
