@@ -104,6 +104,10 @@ impl Stream {
     }
 
     fn check(&self, sample: &Samples) -> Result<Checked, PackError> {
+        if sample.len() != 1 {
+            let (got, allowed) = (format!("{} samples", sample.len()), "one at a time".to_string());
+            return Err(PackError::Option { option: "Stream::add", got, allowed });
+        }
         sample.check()?;
         if let Some(batch) = self.batch.as_ref().filter(|batch| !batch.arena.has_columns_of(sample)) {
             let (has, needed) = (describe_columns(sample), batch.arena.describe());

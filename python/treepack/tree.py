@@ -46,6 +46,7 @@ class PackedTree:
         self._formats = formats
         self._disagreements = disagreements
         self._views: dict[str, Array] = {}
+        self._origin: PackedTree | None = None  # of a tree on a device: the one on the host that it came from
 
     # --- positions ---
 
@@ -253,7 +254,9 @@ class PackedTree:
         torch = _torch()
         device = torch.device(device)
         if not isinstance(self.buffer, np.ndarray):
-            return PackedTree(self.buffer.to(device), self._fields, self._formats, self._disagreements)
+            moved = PackedTree(self.buffer.to(device), self._fields, self._formats, self._disagreements)
+            moved._origin = self._origin
+            return moved
         fields = dict(self._fields)
         parts = [self.buffer]
         size = len(self.buffer)
@@ -271,7 +274,9 @@ class PackedTree:
             stop = at + len(part)
             at = stop + -stop % ALIGN
             target[stop:at] = 0
-        return PackedTree(staged.to(device, non_blocking=non_blocking), fields, self._formats, self._disagreements)
+        moved = PackedTree(staged.to(device, non_blocking=non_blocking), fields, self._formats, self._disagreements)
+        moved._origin = self
+        return moved
 
     # --- inside ---
 
@@ -306,16 +311,25 @@ class PackedTree:
         return _torch().from_numpy(array).to(self.buffer.device)
 
     def _host(self) -> PackedTree:
+        """This tree with NumPy arrays, without a copy from the device where it came from the host."""
         if isinstance(self.buffer, np.ndarray):
             return self
-        return PackedTree(self.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+        if self._origin is None:
+            self._origin = PackedTree(self.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+        return self._origin
 
     def _check_rows(self, values: Array, rows: int, what: str) -> None:
         if values.ndim == 0 or len(values) != rows:
             raise PackError(f"values has shape {tuple(values.shape)}; this tree has {rows} {what}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_views": {}, "_fields": dict(self._fields), "_formats": dict(self._formats)}
+        return {
+            **vars(self),
+            "_views": {},
+            "_origin": None,
+            "_fields": dict(self._fields),
+            "_formats": dict(self._formats),
+        }
 
     def __repr__(self) -> str:
         n, m = self._fields["sample_index"][1], self._fields["term_row"][1]
