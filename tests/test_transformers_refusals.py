@@ -113,7 +113,7 @@ def test_cache():
         model(**model_inputs(tree) | {"use_cache": True})
     with pytest.raises(ValueError, match="cache of keys and values"):
         model(**{k: v for k, v in model_inputs(tree).items() if k != "use_cache"})
-    with pytest.raises(ValueError, match=r"no padding mask|cache"):
+    with pytest.raises(ValueError, match=r"no padding mask|cache|to generate"):
         model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2)
 
 
