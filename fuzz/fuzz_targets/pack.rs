@@ -7,7 +7,9 @@ use std::collections::HashSet;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use treepack::{pack, KeptSets, Options, Order, PackError, Packed, Placement, Samples, TokenColumn, TreeView};
+use treepack::{
+    pack, Added, Fault, KeptSets, Options, Order, PackError, Packed, Placement, Samples, Stream, TokenColumn, TreeView,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Case {
@@ -21,6 +23,7 @@ struct Case {
     first_fit: bool,
     skip: bool,
     multiple: u8,
+    ranks: u8,
     with_mask: bool,
     with_identity: bool,
     with_sets: bool,
@@ -46,7 +49,7 @@ struct Draw {
 }
 
 /// One sample with all the columns it could bring.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Sample {
     ids: Vec<i64>,
     mask: Vec<u8>,
@@ -112,6 +115,24 @@ impl Case {
         sample
     }
 
+    /// The samples with the columns that this case has.
+    fn borrow<'a>(&self, samples: &'a [Sample]) -> Samples<'a> {
+        let mut input = Samples::new(samples.iter().map(|sample| &sample.ids[..]).collect());
+        if self.with_mask {
+            input.mask = Some(samples.iter().map(|sample| &sample.mask[..]).collect());
+        }
+        if self.with_identity {
+            let rows = samples.iter().map(|sample| &sample.identity[..]).collect();
+            input.identity = Some(TokenColumn { name: "identity".to_string(), width: 1, rows });
+        }
+        if self.with_sets {
+            let ids = samples.iter().map(|sample| &sample.sets[..]).collect();
+            let counts = samples.iter().map(|sample| &sample.counts[..]).collect();
+            input.kept = Some(KeptSets { ids, counts });
+        }
+        input
+    }
+
     fn options(&self) -> Options {
         Options {
             max_terms: self.max_terms.map(u64::from),
@@ -122,6 +143,7 @@ impl Case {
             placement: if self.first_fit { Placement::FirstFit } else { Placement::Shared },
             skip_overlong: self.skip,
             pad_to_multiple_of: self.multiple as u64,
+            ranks: self.ranks as u64 % 6,
             ..Options::new(self.max_tokens as u64)
         }
     }
@@ -129,25 +151,14 @@ impl Case {
 
 fuzz_target!(|case: Case| {
     let samples = case.samples();
-    let mut input = Samples::new(samples.iter().map(|sample| &sample.ids[..]).collect());
-    if case.with_mask {
-        input.mask = Some(samples.iter().map(|sample| &sample.mask[..]).collect());
-    }
-    if case.with_identity {
-        let rows = samples.iter().map(|sample| &sample.identity[..]).collect();
-        input.identity = Some(TokenColumn { name: "identity".to_string(), width: 1, rows });
-    }
-    if case.with_sets {
-        let ids = samples.iter().map(|sample| &sample.sets[..]).collect();
-        let counts = samples.iter().map(|sample| &sample.counts[..]).collect();
-        input.kept = Some(KeptSets { ids, counts });
-    }
+    let input = case.borrow(&samples);
     let options = case.options();
     let packed = match pack(&input, &options) {
         Ok(packed) => packed,
         Err(error) => {
             assert!(!error.to_string().is_empty());
-            let expected = matches!(error, PackError::Option { .. } | PackError::Overlong { .. });
+            let expected =
+                matches!(error, PackError::Option { .. } | PackError::Sample { fault: Fault::Overlong { .. }, .. });
             assert!(case.wild || expected, "good input is refused: {error}");
             return;
         }
@@ -170,7 +181,38 @@ fuzz_target!(|case: Case| {
     }
     assert!(seen.iter().all(|&times| times == 1), "samples lost or doubled: {seen:?}");
     check_stats(&packed);
+    assert_eq!(packed.trees.len() % options.ranks as usize, 0);
+    stream(&case, &samples, &options);
 });
+
+/// The same samples one by one: each lies in one closed micro-batch, or is reported.
+fn stream(case: &Case, samples: &[Sample], options: &Options) {
+    let mut stream = Stream::new(options.clone()).unwrap();
+    let (mut open, mut skipped) = (Vec::new(), 0);
+    let close = |packed: Packed, open: &mut Vec<Sample>, rest: Vec<Sample>| {
+        let members: usize = packed.trees.iter().map(|tree| tree.sizes.samples).sum();
+        assert_eq!((members, packed.trees.len()), (open.len(), options.ranks as usize));
+        for index in (0..packed.trees.len()).filter(|_| !case.wild) {
+            check_tree(case, open, &packed.tree(index));
+        }
+        *open = rest;
+    };
+    for sample in samples {
+        let one = std::slice::from_ref(sample);
+        match stream.add(&case.borrow(one)) {
+            Ok(Added::Open) => open.push(sample.clone()),
+            Ok(Added::Skipped(_)) => skipped += 1,
+            Ok(Added::Closed(packed)) => close(*packed, &mut open, vec![sample.clone()]),
+            // `pack` does not look at the ids of a sample that it leaves out for its length.
+            Err(error) => assert!(case.wild, "good input is refused: {error}"),
+        }
+    }
+    assert!(skipped <= samples.len());
+    match stream.flush().unwrap() {
+        Some(packed) => close(packed, &mut open, Vec::new()),
+        None => assert!(open.is_empty()),
+    }
+}
 
 fn check_tree(case: &Case, samples: &[Sample], tree: &TreeView) {
     let (ids, ends) = (tree.array::<i64>("input_ids"), tree.array::<i32>("subtree_end"));
