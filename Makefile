@@ -19,7 +19,7 @@ STAMPS := $(VENV)/.stamps
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
-.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model fmt clean
+.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model bench-areal bench-trl fmt clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ $(STAMPS)/group-%: pyproject.toml $(STAMPS)/venv
 # torch is large: whatever is importable will do.
 $(STAMPS)/torch: $(STAMPS)/venv
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install torch
+	touch $@
+
+# Only its tree packing is tested against; where it cannot be had, those tests skip with a reason.
+$(STAMPS)/areal: $(STAMPS)/venv
+	$(PIP) install --no-deps --upgrade --target $(VENV)/areal areal==1.0.4 || echo 'areal 1.0.4 is not to be had here'
 	touch $@
 
 $(STAMPS)/wheel: $(RUST_SOURCES) $(PYTHON_SOURCES) $(STAMPS)/group-build
@@ -68,7 +73,7 @@ test-rust: ## Rust format, clippy and tests; no Python needed
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) test --locked --quiet
 
-test-python: build $(STAMPS)/group-test $(STAMPS)/torch ## pytest on the installed wheel (ARGS='-k name')
+test-python: build $(STAMPS)/group-test $(STAMPS)/torch $(STAMPS)/areal ## pytest on the installed wheel (ARGS='-k name')
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(STAMPS)/group-lint ## ruff: rules and format
@@ -120,6 +125,14 @@ bench-gpu: ## Tree attention against its peers on a CUDA device (GPU_PYTHON=pyth
 bench-model: ## One training step, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_model.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_model.py $(ARGS) | tee benches/results/gpu_model.txt
+
+bench-areal: build $(STAMPS)/group-bench $(STAMPS)/group-test $(STAMPS)/torch $(STAMPS)/areal ## AReaL's tree packing before and after; keeps benches/results/areal.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_areal.py $(ARGS) | tee benches/results/areal.txt
+
+bench-trl: build $(STAMPS)/group-bench $(STAMPS)/torch ## Rank 0's collate time under TRL, before and after install(); keeps benches/results/trl.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_trl.py $(ARGS) | tee benches/results/trl.txt
 
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 
