@@ -31,7 +31,8 @@ impl Pool {
     fn take(&mut self, bytes: usize) -> Option<MmapMut> {
         let sizes = bytes..=(4 * bytes).max(8 * PIECE);
         let fitting = self.pieces.iter().enumerate().filter(|(_, (piece, _))| sizes.contains(&piece.len()));
-        let found = fitting.min_by_key(|(_, (piece, _))| piece.len()).map(|(at, _)| at);
+        // Of equal ones the last that came back: it is still in the caches.
+        let found = fitting.min_by_key(|&(at, (piece, _))| (piece.len(), std::cmp::Reverse(at))).map(|(at, _)| at);
         self.taken += 1;
         let piece = found.map(|at| self.pieces.remove(at).0);
         let oldest = self.taken.saturating_sub(POOL_AGE);
@@ -108,6 +109,15 @@ mod tests {
         assert_eq!(pool.take(PIECE).map(|p| p.len()), None);
         assert_eq!(pool.take(40 * PIECE).map(|p| p.len()), Some(64 * PIECE));
         assert_eq!(pool.take(40 * PIECE).map(|p| p.len()), None);
+    }
+
+    #[test]
+    fn of_equal_pieces_the_last_one_is_taken() {
+        let mut pool = Pool { pieces: Vec::new(), taken: 0 };
+        let pieces = [piece(PIECE), piece(PIECE)];
+        let last = pieces[1].as_ptr();
+        pieces.into_iter().for_each(|piece| pool.give_back(piece));
+        assert_eq!(pool.take(PIECE).map(|p| p.as_ptr()), Some(last));
     }
 
     #[test]
