@@ -84,7 +84,7 @@ impl<'a> Samples<'a> {
             self.check_count(&column.name, column.rows.len() / column.width.max(1))?;
         }
         if let Some(kept) = &self.kept {
-            self.check_lists("sampling_mask_counts", &kept.counts)?;
+            self.check_rows("sampling_mask_counts", 1, &kept.counts)?;
             self.check_count("sampling_mask", kept.ids.len())?;
         }
         Ok(())
@@ -98,21 +98,11 @@ impl<'a> Samples<'a> {
         Err(PackError::ColumnCount { column, has, samples })
     }
 
-    fn check_rows(&self, name: &str, width: usize, rows: &[&[u8]]) -> Result<(), PackError> {
+    fn check_rows<T>(&self, name: &str, width: usize, rows: &[&[T]]) -> Result<(), PackError> {
         self.check_count(name, rows.len())?;
         for (sample, (ids, row)) in self.ids.iter().zip(rows).enumerate() {
             if row.len() != ids.len() * width {
                 return Err(length_error(sample, name, row.len() / width.max(1), ids.len()));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_lists(&self, name: &str, lists: &[&[i32]]) -> Result<(), PackError> {
-        self.check_count(name, lists.len())?;
-        for (sample, (ids, list)) in self.ids.iter().zip(lists).enumerate() {
-            if list.len() != ids.len() {
-                return Err(length_error(sample, name, list.len(), ids.len()));
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The inner loops over flat arrays, written so that the compiler vectorises them, and the choice of AVX2 at run time.
 
+use std::ops::{BitOrAssign, BitXor};
+
 /// Compiles a function once for the baseline and once for AVX2, and calls what the machine has (10-25 % on long
 /// runs). The body must be `#[inline(always)]`, or it is compiled for the baseline alone.
 macro_rules! with_avx2 {
@@ -37,34 +39,19 @@ pub(crate) fn has_avx2() -> bool {
 const BLOCK: usize = 32;
 
 #[inline(always)]
-fn common_prefix_body(a: &[i64], b: &[i64]) -> usize {
+fn common_prefix_body<T>(a: &[T], b: &[T]) -> usize
+where
+    T: Copy + Default + PartialEq + BitXor<Output = T> + BitOrAssign,
+{
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
     let mut at = 0;
     for (x, y) in a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)) {
-        let mut differ = 0;
-        for (x, y) in x.iter().zip(y) {
+        let mut differ = T::default();
+        for (&x, &y) in x.iter().zip(y) {
             differ |= x ^ y;
         }
-        if differ != 0 {
-            break;
-        }
-        at += BLOCK;
-    }
-    at + a[at..].iter().zip(&b[at..]).take_while(|(x, y)| x == y).count()
-}
-
-#[inline(always)]
-fn common_prefix_bytes_body(a: &[u8], b: &[u8]) -> usize {
-    let n = a.len().min(b.len());
-    let (a, b) = (&a[..n], &b[..n]);
-    let mut at = 0;
-    for (x, y) in a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)) {
-        let mut differ = 0;
-        for (x, y) in x.iter().zip(y) {
-            differ |= x ^ y;
-        }
-        if differ != 0 {
+        if differ != T::default() {
             break;
         }
         at += BLOCK;
@@ -78,7 +65,7 @@ with_avx2! {
 }
 with_avx2! {
     /// Length of the common prefix of two byte strings.
-    pub fn common_prefix_bytes(a: &[u8], b: &[u8]) -> usize = common_prefix_bytes_body
+    pub fn common_prefix_bytes(a: &[u8], b: &[u8]) -> usize = common_prefix_body
 }
 
 /// First index at or after `from` whose byte is not `value` (`mask.len()` if there is none).
