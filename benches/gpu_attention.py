@@ -203,15 +203,15 @@ def measure(case: gpu_peers.Case, name: str, dout, want, options):
 def tune(case: gpu_peers.Case, size: int, options) -> None:
     """Device time of one kernel over tile sizes."""
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import triton_common, triton_op
+    from treepack.kernels import triton_common, triton_launch, triton_op
 
     tiles = tree_tiles(case.end)
-    base = triton_op._choose(gpu_peers.flat(case.q))[0]
+    base = triton_launch.choose_tiles(gpu_peers.flat(case.q))
     dout = torch.randn_like(case.q)
 
     def step():
         torch.autograd.grad(
-            tree_attention(case.q, case.k, case.v, tiles, impl="triton"), (case.q, case.k, case.v), dout
+            tree_attention(case.q, case.k, case.v, tiles, impl="triton_plain"), (case.q, case.k, case.v), dout
         )
 
     shape = f"D {size}  heads {options.heads}/{options.kv}"
@@ -220,7 +220,7 @@ def tune(case: gpu_peers.Case, size: int, options) -> None:
     for text in options.tiles or TUNE[options.tune]:
         tile = triton_common.Tile(*map(int, text.split(",")))
         for split in splits:
-            triton_op.tiles_override = base._replace(**{options.tune: tile})
+            triton_launch.tiles_override = base._replace(**{options.tune: tile})
             triton_op.split_heads_override = split
             try:
                 times = device_times(step)
@@ -230,7 +230,7 @@ def tune(case: gpu_peers.Case, size: int, options) -> None:
                 print(f"  {text:14} {form:6} {found:8.3f} ms  (torch's own kernels {extra:.3f})", flush=True)
             except Exception as error:
                 print(f"  {text:14} {type(error).__name__}: {str(error)[:90]}", flush=True)
-    triton_op.tiles_override = triton_op.split_heads_override = None
+    triton_launch.tiles_override = triton_op.split_heads_override = None
 
 
 def parts(case: gpu_peers.Case, size: int, options) -> None:
@@ -272,9 +272,9 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--rep", type=int, default=150)
     options = parser.parse_args()
-    from treepack.kernels import tiles, triton_op
+    from treepack.kernels import tiles, triton_launch
 
-    triton_op.section_override, triton_op.dkv_section_override = options.section, options.dkv_section
+    triton_launch.section_override, triton_launch.dkv_section_override = options.section, options.dkv_section
     tiles.MIN_RUN = options.min_run or tiles.MIN_RUN
     torch._dynamo.config.recompile_limit = 64  # FlexAttention, over many trees in one process
     print(machine())

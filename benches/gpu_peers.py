@@ -44,17 +44,21 @@ def flat(x: Tensor) -> Tensor:
     return x.squeeze(0).transpose(0, 1)
 
 
-def triton_kernels(case: Case):
+def triton_kernels(case: Case, impl: str = "triton"):
     from treepack.attention import tree_attention, tree_tiles
 
     tiles = tree_tiles(case.end)
-    held = 4 * len(case.end)
+    held = 4 * len(case.end) + (4 * tiles.schedule().numel() if impl == "triton" else 0)
     for block in (128, 64):
         rows, _ = tiles.lists(block)
         held += 4 * (
             rows.numel() + int(2 * rows[:, 1].sum() + rows[:, 3].sum())
         )  # the compact lists, as the host writes them
-    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="triton")), None, held
+    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl=impl)), None, held
+
+
+def triton_plain(case: Case):
+    return triton_kernels(case, "triton_plain")
 
 
 def flex(case: Case):
@@ -211,7 +215,7 @@ def study(case: Case):
 
 
 PEERS = {
-    "triton": triton_kernels, "study": study, "fa4": fa4, "flex": flex, "areal": areal, "gathered": gathered,
+    "triton": triton_kernels, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex, "areal": areal, "gathered": gathered,
     "alone": alone, "cudnn": cudnn,
 }  # fmt: skip
 

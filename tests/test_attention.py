@@ -65,7 +65,7 @@ def test_importing_treepack_does_not_import_torch():
         ({"sliding_window": 0}, ValueError, "at least 1"),
         ({"softcap": -1.0}, ValueError, "positive"),
         ({"sinks": torch.zeros(2)}, ValueError, r"sinks must be \(4,\)"),
-        ({"impl": "flash"}, ValueError, "triton, fa4, flex, reference"),
+        ({"impl": "flash"}, ValueError, "triton, triton_plain, gluon, fa4, flex, reference"),
         ({"impl": "triton"}, RuntimeError, "needs a GPU"),
         ({"impl": "fa4"}, TypeError, "bfloat16 and float16, not torch.float32"),
         ({"impl": "fa4", "softcap": 1.0}, ValueError, "does not take softcap"),

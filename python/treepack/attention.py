@@ -6,8 +6,10 @@
     out = treepack.tree_attention(q, k, v, tree_tiles(subtree_end))      # ... or once, for all layers
 
 Implementations are chosen by `impl` or, unset, by the device alone: "triton" on CUDA, "reference" on the CPU. A
-choice that cannot run raises; nothing
-falls back.
+choice that cannot run raises; nothing falls back.
+
+"triton" is two sets of kernels: on Hopper the Gluon ones for what they cover, the portable ones for the rest, by a
+fixed rule (docs/kernel.md); "gluon" and "triton_plain" force one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .kernels import reference
 
 __all__ = ["TreeTiles", "tree_attention", "tree_tiles"]
 
-IMPLEMENTATIONS = ("triton", "fa4", "flex", "reference")
+IMPLEMENTATIONS = ("triton", "triton_plain", "gluon", "fa4", "flex", "reference")
 
 
 class TreeTiles:
@@ -67,6 +69,15 @@ class TreeTiles:
             self.derived[key] = tile_lists(self.subtree_end, self.depth() if window else None, block, window, transpose)
         lists: tuple[Tensor, Tensor] = self.derived[key]
         return lists
+
+    def schedule(self) -> Tensor:
+        """(tiles, 4) int32, in which order the Hopper kernels take tiles of 128: `kernels/tiles.py`."""
+        if "schedule" not in self.derived:
+            from .kernels.triton_op import tile_schedule
+
+            self.derived["schedule"] = tile_schedule(self.subtree_end, self.lists(128)[0])
+        schedule: Tensor = self.derived["schedule"]
+        return schedule
 
     def metadata_bytes(self) -> int:
         """Bytes of everything held here that a plain forward and backward pass reads: `subtree_end` and the two
@@ -124,7 +135,8 @@ def tree_attention(
         sinks: (H,), one extra logit per query head that takes probability and gives nothing.
         return_lse: also return the log of the softmax denominator (sinks included), natural log, float32, (1, H, N)
             or (H, N); differentiable.
-        impl: "triton", "fa4", "flex" or "reference"; None: "triton" on CUDA, "reference" elsewhere.
+        impl: "triton", "triton_plain", "gluon", "fa4", "flex" or "reference"; None: "triton" on CUDA, "reference"
+            elsewhere.
 
     Returns:
         Output in the layout and dtype of q, stored as (N, H, D), or `(output, lse)`. At padding rows both are 0, and
@@ -132,7 +144,7 @@ def tree_attention(
 
     Raises:
         ValueError: shapes, lengths, devices or options that do not fit; the message says what was given and what is
-        supported.
+            supported.
         TypeError: a dtype that the implementation does not take.
         RuntimeError, ImportError: the implementation cannot run here.
 
@@ -169,8 +181,8 @@ def _run(
     impl: str, q: Tensor, k: Tensor, v: Tensor, tiles: TreeTiles, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, float]:
     """(out (N, H, D), lse (H, N), the factor that makes lse natural) of a kernel."""
-    if impl == "triton":
-        return _triton(q, k, v, tiles, **options)
+    if impl in ("triton", "triton_plain", "gluon"):
+        return _triton(impl, q, k, v, tiles, **options)
     if impl == "flex":
         from .kernels import flex
 
@@ -182,6 +194,7 @@ def _run(
 
 
 def _triton(
+    impl: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -192,32 +205,50 @@ def _triton(
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, float]:
     try:
-        from .kernels import triton_op
+        from .kernels import triton_launch, triton_op
     except ImportError as error:
         raise ImportError(
-            f'impl="triton" needs the package triton ({error}); impl="reference" needs torch alone'
+            f'impl="{impl}" needs the package triton ({error}); impl="reference" needs torch alone'
         ) from error
-    size = q.shape[-1]
+    size, window = q.shape[-1], sliding_window or 0
     if q.dtype not in triton_op.DTYPES:
         raise TypeError(
-            f'impl="triton" takes bfloat16, float16 and float32, not {q.dtype}; impl="reference" takes any float dtype'
+            f'impl="{impl}" takes bfloat16, float16 and float32, not {q.dtype}; impl="reference" takes any float dtype'
         )
     if size % 8 or not 8 <= size <= 256:
         raise ValueError(
-            f'impl="triton" takes head sizes that are multiples of 8, from 8 to 256, not {size}; '
+            f'impl="{impl}" takes head sizes that are multiples of 8, from 8 to 256, not {size}; '
             'impl="reference" takes any'
         )
-    if not q.is_cuda and not triton_op.interpreted():
-        raise RuntimeError(f'impl="triton" needs a GPU, q is on {q.device}; impl="reference" runs anywhere')
-    window = sliding_window or 0
+    if not q.is_cuda and not triton_launch.interpreted():
+        raise RuntimeError(f'impl="{impl}" needs a GPU, q is on {q.device}; impl="reference" runs anywhere')
+    kernels = _kernels(impl, q, window, softcap or 0.0, scale)
     forward = tiles.lists(128, window)
     training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     backward = tiles.lists(64, window) if training else forward
     queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
+    schedule = tiles.schedule() if kernels != triton_op.PLAIN else None
     out, lse2 = triton_op.attend(
-        q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, scale,
-        window, softcap or 0.0)  # fmt: skip
+        q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, schedule,
+        scale, window, softcap or 0.0, kernels)  # fmt: skip
     return out, lse2, triton_op.LN2
+
+
+def _kernels(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> int:
+    """Which set of kernels runs, by device, dtype, head size and options; the operator looks at strides."""
+    from .kernels import triton_op
+
+    if impl == "triton_plain":
+        return triton_op.PLAIN
+    objection = triton_op.gluon_objection(q, window, softcap, scale)
+    if objection is None:
+        objection = triton_op.gluon_version_objection()
+        if objection is not None:
+            raise RuntimeError(f'{objection}; impl="triton_plain" runs the portable kernels with any version')
+        return triton_op.GLUON if impl == "gluon" else triton_op.AUTO
+    if impl == "gluon":
+        raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
+    return triton_op.PLAIN
 
 
 def _metadata(tree: Any, subtree_end: Tensor | None, position_ids: Tensor | None) -> TreeTiles:

@@ -40,12 +40,24 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.fixture(autouse=True)
+def kernels(request, monkeypatch):
+    """portable: what is asked of `triton` runs on `triton_plain`; hopper: what `triton` runs here by its own rule."""
+    form = getattr(request, "param", "hopper")
+    if form == "portable":
+        from treepack import attention
+
+        rule = attention._kernels
+        monkeypatch.setattr(attention, "_kernels", lambda impl, *call: rule("triton_plain", *call))
+    return form
+
+
+@pytest.fixture(autouse=True)
 def _defaults():
     """Every test starts from the table of tiles and the rule for dK/dV, and ends with the device idle and its memory
     returned."""
-    from treepack.kernels import triton_op
+    from treepack.kernels import triton_launch, triton_op
 
     yield
-    triton_op.tiles_override = triton_op.split_heads_override = None
+    triton_launch.tiles_override = triton_op.split_heads_override = None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from treepack.attention import tree_attention
 from treepack.kernels import reference, triton_op
 
+pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
+
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 128, 129, 137, 257, 1025, 4099])
 def test_lengths(n):

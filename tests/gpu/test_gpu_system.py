@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from treepack.attention import tree_attention, tree_tiles
 from treepack.kernels import reference, triton_op
 
+pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
+
 
 def attend(end, **options):
     return lambda q, k, v: tree_attention(q, k, v, subtree_end=end, return_lse=True, **options)
@@ -89,9 +91,18 @@ def test_guard_regions(monkeypatch, size, layout):
         assert (whole[guard + count :] == sentinel).all()
 
 
-def test_one_compilation_for_all_lengths():
+def test_one_compilation_for_all_lengths(kernels):
     import triton
 
+    from treepack.kernels import gluon_launch, triton_launch
+
+    size = 64 if kernels == "hopper" else 32
+    for module in (gluon_launch, triton_launch):  # forget what was compiled, as in a fresh process
+        for found in vars(module).values():
+            if isinstance(found, triton.runtime.JITFunction):
+                found.device_caches.clear()
+            elif hasattr(found, "compiled"):
+                found.compiled.clear()
     compiled = []
     before = triton.knobs.runtime.jit_post_compile_hook
 
@@ -100,7 +111,7 @@ def test_one_compilation_for_all_lengths():
 
     triton.knobs.runtime.jit_post_compile_hook = hook
     try:
-        run = lambda n: evaluate(attend(random_tree(n)), leaves(n, 4, 4, 32))  # noqa: E731  head size 32: no other test has compiled it
+        run = lambda n: evaluate(attend(random_tree(n)), leaves(n, 4, 4, size))  # noqa: E731
         run(1000)
         first = list(compiled)
         for n in (1, 2, 16, 17, 63, 64, 100, 129, 555, 2048):
@@ -116,7 +127,8 @@ def test_operators():
     q, k, v = (x.detach().squeeze(0).transpose(0, 1).requires_grad_() for x in leaves(200, 4, 2, 64))
     tiles = tree_tiles(end)
     sinks = torch.randn(4, device="cuda", requires_grad=True)
-    plain = (q, k, v, None, end, None, *tiles.lists(128), *tiles.lists(64), None, None, 0.125, 0, 0.0)
+    lists = (*tiles.lists(128), *tiles.lists(64), None, None, tiles.schedule())
+    plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_op.AUTO)
     every = (
         q,
         k,
@@ -127,16 +139,20 @@ def test_operators():
         *tiles.lists(128, 50),
         *tiles.lists(64, 50),
         *tiles.lists(64, 50, True),
+        None,
         0.125,
         50,
         2.0,
+        triton_op.PLAIN,
     )
     for arguments in (plain, every):
         # A bfloat16 kernel is compared with itself here, so the tolerance may be loose.
         torch.library.opcheck(triton_op.tree_attention_forward, arguments, rtol=1e-2, atol=1e-2)
-    torch.library.opcheck(
-        triton_op.tile_lists, (end, None, 64, 0, False), test_utils=("test_schema", "test_faketensor")
-    )
+    for operator, arguments in (
+        (triton_op.tile_lists, (end, None, 64, 0, False)),
+        (triton_op.tile_schedule, (end, tiles.lists(128)[0])),
+    ):
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["subtree_end", "tiles"])

@@ -121,6 +121,26 @@ def tile_lists(
     return torch.cat([starts[:, None], torch.cat(counts)], dim=1).to(torch.int32), items
 
 
+def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
+    """(tiles, 4) int32 from the lists of 128: the order in which the Hopper kernels take tiles, and key tiles' ranges.
+
+        [i, 0]  the query tile with the i-th longest list
+        [i, 1]  the key tile with the i-th longest range of queries
+        [n, 2]  largest subtree end in key tile n, padding left out
+        [n, 3]  smallest subtree end in key tile n, padding included
+
+    On the device of `subtree_end`, without waiting for it.
+    """
+    n, block = subtree_end.shape[0], LIST_SIZES[0]
+    index = torch.arange(n, device=subtree_end.device, dtype=torch.int32)
+    largest = _per_tile(torch.where(subtree_end > index, subtree_end, 0), block, 0, True)
+    smallest = _per_tile(subtree_end, block, n, False)
+    first = torch.arange(rows.shape[0], device=rows.device, dtype=torch.int32) * block
+    queries = torch.argsort(rows[:, 2] + rows[:, 3], descending=True, stable=True)
+    keys = torch.argsort(largest - first, descending=True, stable=True)
+    return torch.stack([queries.to(torch.int32), keys.to(torch.int32), largest, smallest], dim=1)
+
+
 def _write_rows(visible: Tensor, full: Tensor, starts: Tensor, index: Tensor, items: Tensor, capacity: int) -> Tensor:
     """Writes the rows of one chunk into `items`; returns their (runs, full tiles, partials), (rows, 3)
     int64."""

@@ -103,18 +103,32 @@ def tile_source(x: Tensor, rows: int, *, resident: bool = False):
     Returns:
         `(argument, (stride_n, stride_h, stride_d), layout)`; strides are 0 with a descriptor, which has its own.
     """
+    width = padded_size(x.shape[-1])
+    view = matrix_view(x, whole=not resident)
+    if view is None:
+        return x, x.stride(), POINTERS
+    shape, stride, layout = view
+    return TensorDescriptor(x, shape, [stride, 1], [rows, width]), (0, 0, 0), layout
+
+
+def matrix_view(x: Tensor, *, whole: bool = True):
+    """A (N, H, D) tensor as one matrix that a descriptor can read: `(shape, row stride, COLUMNS or ROWS)`, or None.
+
+    Args:
+        x: (N, H, D), any strides.
+        whole: tiles wider than D may carry the next head's columns.
+    """
     n, heads, size = x.shape
     stride_n, stride_h, stride_d = x.stride()
     if n == 1:  # the stride of an axis of one is anything: one token must not compile a layout of its own
         stride_n = heads * size
-    width = padded_size(size)
     aligned = x.data_ptr() % 16 == 0 and stride_n * x.element_size() % 16 == 0 and stride_n > 0
     if aligned and stride_d == 1:
-        if (stride_h == size or heads == 1) and stride_n >= heads * size and (width == size or not resident):
-            return TensorDescriptor(x, [n, heads * size], [stride_n, 1], [rows, width]), (0, 0, 0), COLUMNS
+        if (stride_h == size or heads == 1) and stride_n >= heads * size and (whole or padded_size(size) == size):
+            return [n, heads * size], stride_n, COLUMNS
         if stride_h == n * stride_n and stride_n >= size:
-            return TensorDescriptor(x, [heads * n, size], [stride_n, 1], [rows, width]), (0, 0, 0), ROWS
-    return x, x.stride(), POINTERS
+            return [heads * n, size], stride_n, ROWS
+    return None
 
 
 def tile_target(x: Tensor, rows: int):

@@ -1,0 +1,102 @@
+"""Registers, spills, shared memory and serialised products of the Hopper kernels, by compiling for sm_90 without a GPU.
+
+    python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 128] [--dtype bf16 fp16] [--json]
+
+Needs Triton alone, of a version that `GLUON_TESTED` in `treepack.kernels.triton_op` names. One line per kernel; exit
+code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds products
+that ptxas serialises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+import source_tree  # noqa: F401
+
+from treepack.kernels import gluon_table
+
+SHARED_MEMORY = 227 * 1024
+SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
+POINTERS = {
+    "LSE": "*fp32", "DELTA": "*fp32", "DLSE": "*fp32", "SINKS": "*fp32", "END": "*i32", "LIST_ROWS": "*i32",
+    "LIST_ITEMS": "*i32", "SCHEDULE": "*i32", "QUEUE": "*i32", "dk_out": "*fp32", "dv_out": "*fp32",
+}  # fmt: skip
+FLOATS = ("scale", "grad_scale")
+
+
+def source(kernel, constants: dict, descriptors: dict, dtype: str) -> GluonASTSource:
+    """What a launch would compile: host descriptors with their layouts, pointers of 16 bytes, plain integers."""
+    signature, attributes, constexprs = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if kernel.params[index].is_constexpr:
+            signature[name], constexprs[name] = "constexpr", constants[name]
+        elif name in descriptors:
+            kind, shape, layout = descriptors[name]
+            signature[name] = f"tensordesc<{dtype if kind is None else kind}{list(shape)},{layout!r}>"
+        elif name in POINTERS:
+            signature[name] = POINTERS[name]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+    return GluonASTSource(kernel, signature, constexprs, attributes)
+
+
+def usage(compiled) -> dict:
+    """Registers, spilled bytes, shared memory, ptxas' warnings about wgmma: the PTX assembled once more, verbosely."""
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder, "kernel.ptx")
+        ptx.write_text(compiled.asm["ptx"])
+        command = [str(ptxas), "-arch=sm_90a", "-v", "-o", str(Path(folder, "out")), str(ptx)]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", report).group(1)),
+        "spills": int(re.search(r"(\d+) bytes spill stores", report).group(1)),
+        "shared": compiled.metadata.shared,
+        "warnings": sorted(set(re.findall(r"C7\d\d\d", report))),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", nargs="*", default=["forward", "dkv", "dq"])
+    parser.add_argument("--size", nargs="*", type=int, default=[64, 128])
+    parser.add_argument("--dtype", nargs="*", default=["bf16", "fp16"])
+    parser.add_argument("--ptx", type=Path, help="folder to write the PTX into")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows, green = [], True
+    for name, size, dtype, variant in gluon_table.variants(options.kernel, options.size, options.dtype):
+        kernel, constants, descriptors, flags = gluon_table.describe(name, size, dtype, variant)
+        started = time.time()
+        compiled = triton.compile(
+            source(kernel, constants, descriptors, dtype), target=GPUTarget("cuda", 90, 32), options=flags
+        )
+        row = {"kernel": name, "size": size, "dtype": dtype, "variant": variant, **usage(compiled)}
+        row["green"] = row["spills"] <= SPILLS and row["shared"] <= SHARED_MEMORY and not row["warnings"]
+        green &= row["green"]
+        rows.append(row)
+        if options.ptx:
+            (options.ptx / f"{name}{size}{dtype}.ptx").write_text(compiled.asm["ptx"])
+            (options.ptx / f"{name}{size}{dtype}.ttgir").write_text(compiled.asm["ttgir"])
+        if not options.json:
+            print({**row, "seconds": round(time.time() - started, 1)}, flush=True)
+    if options.json:
+        print(json.dumps({"triton": triton.__version__, "kernels": rows}))
+    return 0 if green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+# mypy: ignore-errors
+"""dK and dV for Hopper: one program per (key tile, query heads of one K/V head). Runs after dQ, which leaves delta.
+
+    P^T = exp2(K Q^T - lse2)     dV = sum P^T dO     dP^T = V dO^T     dS^T = P^T * (dP^T - delta)
+    dK = scale * sum dS^T Q
+
+    step i       issue S^T = K Qi       issue dP^T = V dOi      wait S^T: P^T under dP^T's product
+                 wait dP^T       pack both: P^T and dS^T are left factors from registers
+                 issue dV += P^T dOi, dK += dS^T Qi, wait, release Qi and dOi
+
+128 key rows (64 a consumer) with K and V resident, against 64 query rows: three buffers of Q, dO, lse and delta (by
+TMA: by pointers lse and delta would be two dozen masked loads of 4 bytes a thread): 162 KB of shared memory at D = 128.
+
+The queries of a key tile are one range, n0 .. max(subtree_end): masked while it may lie above the diagonal, unmasked up
+to min(subtree_end), masked to the end. No list is read. Both accumulators stay within a step (C7512, see dQ).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .gluon_common import copy_rows, make_ring, pack, unpack
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse,
+    delta, N, n0, first, stop, hk, part, HEADS,
+    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+):  # fmt: skip
+    mbarrier.expect(kv_full, 4 * 64 * D * BYTES)
+    for half in gl.static_range(2):
+        copy_rows(k_desc, kv_full, k_buffers.index(half), hk, n0 + half * 64, N, D, K_ROWS)
+        copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
+    c = 0
+    for g in range(HEADS):
+        h = part * HEADS + g
+        for t in range(first, stop):
+            s = c % q_ring.stages
+            q_ring.acquire(c)
+            mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
+            copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM, N, D, Q_ROWS)
+            tma.async_copy_global_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
+            mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
+            copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM, N, D, DO_ROWS)
+            tma.async_copy_global_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
+            c += 1
+
+
+@gluon.jit
+def _step(
+    c, t, dk, dv, k, v, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
+    MASK: gl.constexpr, BM: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+):  # fmt: skip
+    """Query tile t, number c of this program."""
+    zero = gl.zeros([64, BM], gl.float32, LS)
+    q_ring.wait(c)
+    s = warpgroup_mma(k, q_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
+    dout_ring.wait(c)
+    dp = warpgroup_mma(v, dout_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = gl.exp2(s * scale - lse_buffers.index(c % q_ring.stages).load(LS))
+    if MASK:
+        rows_m = gl.expand_dims(t * BM + gl.arange(0, BM, gl.SliceLayout(0, LS)), 0)
+        p = gl.where((gl.expand_dims(rows_n, 1) <= rows_m) & (rows_m < gl.expand_dims(end_n, 1)), p, 0.0)
+    delta = delta_buffers.index(c % q_ring.stages).load(LS)
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    left = unpack(pack(p, DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
+    ds = unpack(pack(p * (dp - delta), DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
+    dv = warpgroup_mma(left, dout_ring.at(c), dv, is_async=True)
+    dk = warpgroup_mma(ds, q_ring.at(c), dk, is_async=True)
+    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
+    q_ring.release(c)
+    return dk, dv
+
+
+@gluon.jit
+def _consume(
+    dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale, grad_scale, N, H, n0,
+    first, full_stop, stop, hk, part, HEADS,
+    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr,
+    SPLIT: gl.constexpr,
+):  # fmt: skip
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    rows_n = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
+    end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
+    k = k_buffers.index(HALF)
+    v = v_buffers.index(HALF)
+    dk = gl.zeros([64, D], gl.float32, LO)
+    dv = gl.zeros([64, D], gl.float32, LO)
+    mbarrier.wait(kv_full, 0)
+    c = 0
+    full_start = gl.minimum(first + 128 // BM, stop)
+    for _ in range(HEADS):
+        for t in range(first, full_start):
+            dk, dv = _step(
+                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+            )
+            c += 1
+        for t in range(full_start, full_stop):
+            dk, dv = _step(
+                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, False, BM, DTYPE, LS, LO
+            )
+            c += 1
+        for t in range(full_stop, stop):
+            dk, dv = _step(
+                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+            )
+            c += 1
+    dk = dk * grad_scale
+    if SPLIT:  # float32 parts of one query head, summed over the group afterwards
+        rows = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO))
+        columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
+        offsets = (gl.expand_dims(rows, 1).to(gl.int64) * H + part) * D + columns
+        inside = gl.expand_dims(rows, 1) < N
+        gl.store(dk_out + offsets, dk, mask=inside)
+        gl.store(dv_out + offsets, dv, mask=inside)
+    else:
+        k.store(dk.to(DTYPE))
+        v.store(dv.to(DTYPE))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(dk_out, [n0 + HALF * 64, hk * D], k)
+        tma.async_copy_shared_to_global(dv_out, [n0 + HALF * 64, hk * D], v)
+        tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["N", "H", "PARTS", "HEADS", "G"],
+    do_not_specialize_on_alignment=["dk_out", "dv_out", "END", "SCHEDULE"],
+)
+def dkv_kernel(
+    q_desc, k_desc, v_desc, dout_desc, dk_out, dv_out, lse_desc, delta_desc, END, SCHEDULE,
+    scale, grad_scale, N, H, PARTS, HEADS, G,
+    D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """PARTS programs side by side for each key tile, the tile that most queries see first; HEADS query heads a part:
+    the whole group, or with SPLIT one."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    rank = gl.program_id(0) // PARTS
+    part = gl.program_id(0) - rank * PARTS
+    hk = part * HEADS // G
+    tile = gl.load(SCHEDULE + 4 * rank + 1)
+    n0 = tile * 128
+    first = n0 // BM
+    stop = gl.maximum((gl.load(SCHEDULE + 4 * tile + 2) + BM - 1) // BM, first)
+    full_start = gl.minimum(first + 128 // BM, stop)
+    full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    k_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], k_desc.layout)
+    v_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], v_desc.layout)
+    q_ring = make_ring(q_desc, STAGES)
+    dout_ring = make_ring(dout_desc, STAGES)
+    lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], lse_desc.layout)
+    delta = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], delta_desc.layout)
+    gl.warp_specialize(
+        [
+            (_consume, (dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
+                        grad_scale, N, H, n0, first, full_stop, stop, hk, part, HEADS, 0, BM, D, DTYPE, SPLIT)),
+            (_consume, (dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
+                        grad_scale, N, H, n0, first, full_stop, stop, hk, part, HEADS, 1, BM, D, DTYPE, SPLIT)),
+            (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring,
+                        dout_ring, lse, delta, N, n0, first, stop, hk, part, HEADS, BM, D, BYTES, Q_ROWS, K_ROWS,
+                        V_ROWS, DO_ROWS)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip

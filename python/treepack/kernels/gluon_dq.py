@@ -1,0 +1,159 @@
+# mypy: ignore-errors
+"""dQ for Hopper, and on the way delta: one program per (query tile, query head).
+
+    delta = rowsum(out * dO) - log2(e) * dlse2         kept for dK/dV, which runs after this kernel
+    P = exp2(S - lse2)     dP = dO V^T     dS = P * (dP - delta)     dQ = scale * dS K
+
+    step i       issue S = Q Ki       issue dP = dO Vi      wait S: P under dP's product
+                 wait dP, release Vi    dS packed            dQ += dS Ki, wait, release Ki
+
+128 query rows (64 a consumer) against 128 key rows; Q, dO and out resident, two K and two V buffers: 225 KB of shared
+memory at D = 128. The walk over the tiles and the masks are those of the forward kernel. An accumulator in flight over
+the loop's edge would make ptxas serialise every product (C7512), so each step waits for its own.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .gluon_common import LOG2E, copy_rows, make_ring, next_tile, pack, tile_list, unpack
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring,
+    ends, N, tile, h, G,
+    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+):  # fmt: skip
+    full = q_ring.filled(0)
+    mbarrier.expect(full, 3 * 2 * 64 * D * BYTES)
+    for half in gl.static_range(2):
+        row = tile * 128 + half * 64
+        copy_rows(dout_desc, full, dout.index(half), h, row, N, D, DO_ROWS)
+        copy_rows(out_desc, full, out.index(half), h, row, N, D, False)
+        copy_rows(q_desc, full, q_ring.buffers.index(half), h, row, N, D, Q_ROWS)
+    run, last, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
+    hk = h // G
+    n = tile
+    for i in range(total):
+        full = k_ring.filled(i)
+        masked = i < partials
+        k_ring.acquire(i)
+        mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
+        mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
+        copy_rows(k_desc, full, k_ring.at(i), hk, n * BN, N, D, K_ROWS)
+        tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index(i % k_ring.stages), masked)
+        v_ring.acquire(i)
+        mbarrier.expect(v_ring.filled(i), BN * D * BYTES)
+        copy_rows(v_desc, v_ring.filled(i), v_ring.at(i), hk, n * BN, N, D, V_ROWS)
+        n, run = next_tile(i, n, run, last, partials)
+
+
+@gluon.jit
+def _step(
+    i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, first_n, scale,
+    MASK: gl.constexpr, DIAGONAL: gl.constexpr, BN: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr,
+    LO: gl.constexpr,
+):  # fmt: skip
+    zero = gl.zeros([64, BN], gl.float32, LS)
+    k_ring.wait(i)
+    s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
+    v_ring.wait(i)
+    dp = warpgroup_mma(dout, v_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
+    if MASK:
+        end_n = ends.index(i % k_ring.stages).load(LS)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = gl.exp2(s * scale - gl.expand_dims(lse, 1))
+    if MASK:
+        seen = gl.expand_dims(rows_m, 1) < end_n
+        if DIAGONAL:
+            rows_n = first_n + gl.arange(0, BN, gl.SliceLayout(0, LS))
+            seen = seen & (gl.expand_dims(rows_n, 0) <= gl.expand_dims(rows_m, 1))
+        p = gl.where(seen, p, 0.0)
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    v_ring.release(i)
+    ds = unpack(pack(p * (dp - gl.expand_dims(delta, 1)), DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
+    dq = warpgroup_mma(ds, k_ring.at(i), dq, is_async=True)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    k_ring.release(i)
+    return dq
+
+
+@gluon.jit
+def _consume(
+    dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout_buffers, out_buffers, k_ring, v_ring, ends, scale,
+    grad_scale, row_h, N, tile, h,
+    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_DLSE: gl.constexpr,
+):  # fmt: skip
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    m0 = tile * 128
+    rows_m = m0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
+    row = h.to(gl.int64) * row_h
+    lse = gl.load(LSE + row + rows_m, mask=rows_m < N, other=0.0)
+    _, _, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
+    q = q_ring.buffers.index(HALF)
+    dout = dout_buffers.index(HALF)
+    q_ring.wait(0)
+    product = out_buffers.index(HALF).load(LO).to(gl.float32) * dout.load(LO).to(gl.float32)
+    delta = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, LS))
+    if HAS_DLSE:
+        delta -= LOG2E * gl.load(DLSE + h.to(gl.int64) * N + rows_m, mask=rows_m < N, other=0.0)
+    gl.store(DELTA + row + rows_m, delta, mask=rows_m < N)
+    dq = gl.zeros([64, D], gl.float32, LO)
+    dq = _step(0, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, True, True, BN, DTYPE, LS, LO)
+    for i in range(1, partials):
+        dq = _step(i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, True, False, BN, DTYPE, LS, LO)
+    for i in range(partials, total):
+        dq = _step(i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, False, False, BN, DTYPE, LS, LO)
+    q.store((dq * grad_scale).to(DTYPE))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dq_desc, [m0 + HALF * 64, h * D], q)
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["row_h", "N", "n_tiles", "G", "SECTION"],
+    do_not_specialize_on_alignment=["LSE", "DELTA", "DLSE", "LIST_ROWS", "LIST_ITEMS", "SCHEDULE"],
+)
+def dq_kernel(
+    q_desc, k_desc, v_desc, dout_desc, out_desc, dq_desc, ends_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, SCHEDULE,
+    scale, grad_scale, row_h, N, n_tiles, G, SECTION,
+    D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, HAS_DLSE: gl.constexpr,
+):  # fmt: skip
+    """SECTION heads side by side walk the query tiles, the one with the longest list first."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    section = gl.program_id(0) // (n_tiles * SECTION)
+    within = gl.program_id(0) - section * (n_tiles * SECTION)
+    rank = within // SECTION
+    tile = gl.load(SCHEDULE + 4 * rank)
+    h = section * SECTION + within - rank * SECTION
+    q_ring = make_ring(q_desc, 1, 2)
+    dout = gl.allocate_shared_memory(DTYPE, [2, 64, D], dout_desc.layout)
+    out = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
+    k_ring = make_ring(k_desc, STAGES)
+    v_ring = make_ring(v_desc, STAGES)
+    ends = gl.allocate_shared_memory(gl.int32, [STAGES, 1, BN], ends_desc.layout)
+    gl.warp_specialize(
+        [
+            (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
+                        scale, grad_scale, row_h, N, tile, h, 0, BN, D, DTYPE, HAS_DLSE)),
+            (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
+                        scale, grad_scale, row_h, N, tile, h, 1, BN, D, DTYPE, HAS_DLSE)),
+            (_produce, (q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout,
+                        out, k_ring, v_ring, ends, N, tile, h, G, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+# mypy: ignore-errors
+"""The forward kernel for Hopper: persistent programs that take one item, (query tile, query head), after another.
+
+    producer     header | K0 | Q | K1 V0 | K2 V1 | ... | V(last)     | next item ...
+    consumer     S = Q K0, softmax, pack P   | step 1 | step 2 | ... | O += P V(last), store | next item ...
+
+    step i       issue S = Q Ki       issue O += P V(i-1)       wait S, release Ki
+                 softmax of S while O's product runs
+                 wait O, release V(i-1)       pack P, rescale O
+
+128 query rows (64 a consumer) against 128 key rows, two K and two V buffers: 193 KB of shared memory at D = 128. The
+tile of the diagonal comes first and is masked by both rules; the other partial tiles lie before it, so
+`m < subtree_end[n]`, which comes with K, is all they need; runs of full tiles come last, unmasked.
+
+The next item goes to the program that asks first (an atomic counter, QUEUE): a program's fixed cost is paid once, and
+none waits for another. Which program computes an item has no influence on its bits. The header tells the consumers
+which item it is; no tiles mean the end.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .gluon_common import LOG2E, MASKED, copy_rows, make_ring, next_tile, pack, tile_list, unpack
+
+
+@gluon.jit
+def _item(item, SCHEDULE, n_tiles, SECTION):
+    """`(query tile, query head)` of an item: SECTION heads side by side walk the tiles, the longest list first."""
+    section = item // (n_tiles * SECTION)
+    within = item - section * (n_tiles * SECTION)
+    rank = within // SECTION
+    return gl.load(SCHEDULE + 4 * rank), section * SECTION + within - rank * SECTION
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, ends_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header, q_ring, k_ring, v_ring, ends,
+    N, n_tiles, n_items, G, SECTION,
+    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr,
+):  # fmt: skip
+    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    place = gl.arange(0, 4, FOUR)
+    item = gl.program_id(0)
+    tile, h = _item(gl.minimum(item, n_items - 1), SCHEDULE, n_tiles, SECTION)
+    c = 0  # K and V tiles so far
+    r = 0  # items so far
+    while item < n_items:
+        run, last, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
+        # Asked for now, needed at the end: the answers come while the tiles are copied.
+        following = gl.atomic_add(QUEUE, 1, sem="relaxed") + gl.num_programs(0)
+        tile_after, h_after = _item(gl.minimum(following, n_items - 1), SCHEDULE, n_tiles, SECTION)
+        hk = h // G
+        n = tile
+        k_ring.acquire(c)
+        mbarrier.expect(k_ring.filled(c), BN * D * BYTES + BN * 4)
+        copy_rows(k_desc, k_ring.filled(c), k_ring.at(c), hk, n * BN, N, D, K_ROWS)
+        tma.async_copy_global_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
+
+        q_ring.acquire(r)
+        words = gl.where(place == 0, tile, gl.where(place == 1, h, gl.where(place == 2, partials, total)))
+        header.store(words)
+        gl.thread_barrier()  # all lanes have written before one of them reports it, with Q
+        mbarrier.expect(q_ring.filled(r), 2 * 64 * D * BYTES)
+        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, tile * 128, N, D, Q_ROWS)
+        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, tile * 128 + 64, N, D, Q_ROWS)
+
+        for i in range(1, total):
+            before = n
+            n, run = next_tile(i - 1, n, run, last, partials)
+            k_ring.acquire(c + i)
+            full = k_ring.filled(c + i)
+            masked = i < partials
+            mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
+            mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
+            copy_rows(k_desc, full, k_ring.at(c + i), hk, n * BN, N, D, K_ROWS)
+            tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index((c + i) % k_ring.stages), masked)
+            v_ring.acquire(c + i - 1)
+            mbarrier.expect(v_ring.filled(c + i - 1), BN * D * BYTES)
+            copy_rows(v_desc, v_ring.filled(c + i - 1), v_ring.at(c + i - 1), hk, before * BN, N, D, V_ROWS)
+        c += total
+        v_ring.acquire(c - 1)
+        mbarrier.expect(v_ring.filled(c - 1), BN * D * BYTES)
+        copy_rows(v_desc, v_ring.filled(c - 1), v_ring.at(c - 1), hk, n * BN, N, D, V_ROWS)
+        item = following
+        tile = tile_after
+        h = h_after
+        r += 1
+    q_ring.acquire(r)
+    header.store(gl.full([4], 0, gl.int32, FOUR))  # no tiles: the end
+    gl.thread_barrier()
+    mbarrier.arrive(q_ring.filled(r), count=1)
+
+
+@gluon.jit
+def _softmax(s, m_i, scale):
+    m_new = gl.maximum(m_i, gl.max(s, 1) * scale)
+    return gl.exp2(s * scale - gl.expand_dims(m_new, 1)), m_new, gl.exp2(m_i - m_new)
+
+
+@gluon.jit
+def _step(
+    i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, rows_m, scale,
+    MASK: gl.constexpr, BN: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+):  # fmt: skip
+    """Tile number i of this program: its scores, and the values of tile i - 1."""
+    p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
+    k_ring.wait(i)
+    zero = gl.zeros([64, BN], gl.float32, LS)
+    s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
+    v_ring.wait(i - 1)
+    o = warpgroup_mma(p, v_ring.at(i - 1), o, is_async=True)
+    if MASK:
+        end_n = ends.index(i % k_ring.stages).load(LS)
+    s = warpgroup_mma_wait(1, deps=[s])
+    k_ring.release(i)
+    if MASK:
+        s = gl.where(gl.expand_dims(rows_m, 1) < end_n, s, MASKED)
+    p_new, m_i, alpha = _softmax(s, m_i, scale)
+    l_i = l_i * alpha + gl.sum(p_new, 1)
+    o, p = warpgroup_mma_wait(0, deps=[o, p])
+    packed = pack(p_new, DTYPE)  # after the wait: until here P's registers belong to the product in flight
+    v_ring.release(i - 1)
+    o = o * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, LO)), 1)
+    return o, packed, m_i, l_i
+
+
+@gluon.jit
+def _word(words, place, j: gl.constexpr):
+    return gl.sum(gl.where(place == j, words, 0), 0)
+
+
+@gluon.jit
+def _consume(
+    out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
+    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
+):  # fmt: skip
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    place = gl.arange(0, 4, FOUR)
+    q = q_ring.buffers.index(HALF)
+    out = out_buffers.index(HALF)
+    c = 0
+    r = 0
+    q_ring.wait(0)
+    words = header.load(FOUR)
+    tile, h, partials, total = (
+        _word(words, place, 0),
+        _word(words, place, 1),
+        _word(words, place, 2),
+        _word(words, place, 3),
+    )
+    while total > 0:
+        m0 = tile * 128
+        rows_m = m0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
+        real = rows_m < gl.load(END + rows_m, mask=rows_m < N, other=0)
+
+        k_ring.wait(c)
+        zero = gl.zeros([64, BN], gl.float32, LS)
+        s = warpgroup_mma(q, k_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
+        end_n = ends.index(c % k_ring.stages).load(LS)
+        s = warpgroup_mma_wait(0, deps=[s])
+        k_ring.release(c)
+        rows_n = m0 + gl.arange(0, BN, gl.SliceLayout(0, LS))
+        seen = (gl.expand_dims(rows_n, 0) <= gl.expand_dims(rows_m, 1)) & (gl.expand_dims(rows_m, 1) < end_n)
+        p, m_i, alpha = _softmax(
+            gl.where(seen, s, MASKED), gl.full([64], -1.0e38, gl.float32, gl.SliceLayout(1, LS)), scale
+        )
+        l_i = gl.sum(p, 1)
+        packed = pack(p, DTYPE)
+        o = gl.zeros([64, D], gl.float32, LO)
+        for i in range(c + 1, c + partials):
+            o, packed, m_i, l_i = _step(
+                i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, rows_m, scale, True, BN, DTYPE, LS, LO
+            )
+        for i in range(c + partials, c + total):
+            o, packed, m_i, l_i = _step(
+                i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, rows_m, scale, False, BN, DTYPE, LS, LO
+            )
+        c += total
+        q_ring.release(r)
+
+        v_ring.wait(c - 1)
+        p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
+        o = warpgroup_mma(p, v_ring.at(c - 1), o, is_async=True)
+        if HAS_SINKS:
+            sink = gl.load(SINKS + h) * LOG2E
+            m_new = gl.maximum(m_i, sink)
+            alpha = gl.exp2(m_i - m_new)
+            l_i = l_i * alpha + gl.exp2(sink - m_new)
+            m_i = m_new
+        l_i = gl.where(real, l_i, 1.0)
+        lse = gl.where(real, m_i + gl.log2(l_i), 0.0)
+        gl.store(LSE + h.to(gl.int64) * row_h + rows_m, lse, mask=rows_m < N)
+        factor = 1.0 / l_i
+        if HAS_SINKS:
+            factor = factor * alpha
+        factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, LO)), 1)
+        tma.store_wait(0)  # the last item's output has left its buffer
+        o, p = warpgroup_mma_wait(0, deps=[o, p])
+        v_ring.release(c - 1)
+        rows_o = m0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO))
+        real_o = rows_o < gl.load(END + rows_o, mask=rows_o < N, other=0)
+        out.store(gl.where(gl.expand_dims(real_o, 1), o * factor, 0.0).to(DTYPE))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out_desc, [m0 + HALF * 64, h * D], out)
+
+        r += 1
+        q_ring.wait(r)
+        words = header.load(FOUR)
+        tile, h, partials, total = (
+            _word(words, place, 0), _word(words, place, 1), _word(words, place, 2), _word(words, place, 3)
+        )  # fmt: skip
+    tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=["row_h", "N", "n_tiles", "n_items", "G", "SECTION"],
+    do_not_specialize_on_alignment=["LSE", "END", "SINKS", "LIST_ROWS", "LIST_ITEMS", "SCHEDULE", "QUEUE"],
+)
+def forward_kernel(
+    q_desc, k_desc, v_desc, out_desc, ends_desc, LSE, END, SINKS, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE,
+    scale, row_h, N, n_tiles, n_items, G, SECTION,
+    D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr, HAS_SINKS: gl.constexpr,
+):  # fmt: skip
+    """One program per multiprocessor. `scale` gives base-2 logits; SCHEDULE[4 i] is the query tile with the i-th
+    longest list; QUEUE is one int32, 0 at the start."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
+    header = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_ring = make_ring(q_desc, 1, 2)
+    k_ring = make_ring(k_desc, STAGES)
+    v_ring = make_ring(v_desc, STAGES)
+    ends = gl.allocate_shared_memory(gl.int32, [STAGES, 1, BN], ends_desc.layout)
+    out_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
+    gl.warp_specialize(
+        [
+            (_consume, (out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
+                        0, BN, D, DTYPE, HAS_SINKS)),
+            (_consume, (out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
+                        1, BN, D, DTYPE, HAS_SINKS)),
+            (_produce, (q_desc, k_desc, v_desc, ends_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header, q_ring,
+                        k_ring, v_ring, ends, N, n_tiles, n_items, G, SECTION, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS)),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip

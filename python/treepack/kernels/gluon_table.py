@@ -1,0 +1,66 @@
+# mypy: ignore-errors
+"""Tile sizes of the Hopper kernels, and what each is compiled from: for the launches and the offline check."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from triton.experimental.gluon import language as gl
+
+from .gluon_dkv import dkv_kernel
+from .gluon_dq import dq_kernel
+from .gluon_forward import forward_kernel
+
+REGISTERS = 168  # a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24
+WARPS = 4
+KEYS = 128  # key rows of a tile: forward, dQ
+STAGES = 2
+QUERIES = 64  # query rows of a tile: dK/dV
+QUERY_STAGES = 3
+VECTOR = gl.NVMMASharedLayout(0, 32, 2)  # int32 or float32 rows of one tile
+
+
+@functools.cache
+def matrix(size: int, dtype) -> gl.NVMMASharedLayout:
+    """Layout in shared memory of rows of a head, read by wgmma as it lies; `dtype` of torch, or "bf16", "fp16"."""
+    half = gl.float16 if str(dtype) in ("fp16", "torch.float16") else gl.bfloat16
+    return gl.NVMMASharedLayout.get_default_for([64, size], half)
+
+
+def variants(kernels, sizes, dtypes):
+    """Every combination that can be launched."""
+    forms = {"forward": ("plain", "sinks"), "dkv": ("looped", "split"), "dq": ("plain", "dlse")}
+    for name, size, dtype in itertools.product(kernels, sizes, dtypes):
+        for variant in forms[name]:
+            yield name, size, dtype, variant
+
+
+def describe(name: str, size: int, dtype: str, variant: str):
+    """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}, options) of one variant."""
+    lay = matrix(size, dtype)
+    half, keys = (None, (64, size), lay), (None, (KEYS, size), lay)
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
+    constants = {"D": size, "BN": KEYS, "STAGES": STAGES, "Q_ROWS": False, "K_ROWS": False, "V_ROWS": False}
+    if name == "forward":
+        constants["HAS_SINKS"] = variant == "sinks"
+        descriptors = {
+            "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, KEYS), VECTOR)
+        }  # fmt: skip
+        return forward_kernel, constants, descriptors, options
+    constants["DO_ROWS"] = False
+    if name == "dq":
+        constants["HAS_DLSE"] = variant == "dlse"
+        descriptors = {
+            "q_desc": half, "k_desc": keys, "v_desc": keys, "dout_desc": half, "out_desc": half, "dq_desc": half,
+            "ends_desc": ("i32", (1, KEYS), VECTOR),
+        }  # fmt: skip
+        return dq_kernel, constants, descriptors, options
+    constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES, "SPLIT": variant == "split"}
+    queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
+    descriptors = {
+        "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row
+    }  # fmt: skip
+    if variant == "looped":
+        descriptors |= {"dk_out": half, "dv_out": half}
+    return dkv_kernel, constants, descriptors, options
