@@ -229,7 +229,7 @@ def _triton(
     queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
     schedule = tiles.schedule() if kernels != triton_op.PLAIN else None
     out, lse2 = triton_op.attend(
-        q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, schedule,
+        training, q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, schedule,
         scale, window, softcap or 0.0, kernels)  # fmt: skip
     return out, lse2, triton_op.LN2
 
@@ -242,9 +242,10 @@ def _kernels(impl: str, q: Tensor, window: int, softcap: float, scale: float) ->
         return triton_op.PLAIN
     objection = triton_op.gluon_objection(q, window, softcap, scale)
     if objection is None:
-        objection = triton_op.gluon_version_objection()
-        if objection is not None:
-            raise RuntimeError(f'{objection}; impl="triton_plain" runs the portable kernels with any version')
+        if triton_op.VERSION_OBJECTION is not None:
+            raise RuntimeError(
+                f'{triton_op.VERSION_OBJECTION}; impl="triton_plain" runs the portable kernels with any version'
+            )
         return triton_op.GLUON if impl == "gluon" else triton_op.AUTO
     if impl == "gluon":
         raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')

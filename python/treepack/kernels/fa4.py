@@ -128,13 +128,32 @@ def _modules() -> tuple[Any, Any, Any]:
         from .fa4_mask import tree_mask
     except ImportError as error:
         raise ImportError(f'impl="fa4" needs FlashAttention-4: {error}. Install it with {_INSTALL}') from error
-    missing = [name for name in ("_flash_attn_fwd", "_flash_attn_bwd") if not hasattr(interface, name)]
+    missing = [
+        name for name in ("_flash_attn_fwd", "_flash_attn_bwd", "_bwd_preprocess") if not hasattr(interface, name)
+    ]
     if missing:
         raise ImportError(
             f'impl="fa4": this flash_attn.cute has no {" or ".join(missing)}. '
             f"Install the tested version with {_INSTALL}"
         )
+    interface._bwd_preprocess = _finished_first(interface._bwd_preprocess)
     return interface, BlockSparseTensorsTorch, tree_mask
+
+
+def _finished_first(preprocess: Any) -> Any:
+    """Makes the backward kernel start after its preprocess has ended.
+
+    Its launch lets it overlap with the kernel before it; the dense form then waits for lse and delta, the block-sparse
+    form of 4.0.0b12 does not, and reads what an earlier call left there (wrong gradients, now and then, of small
+    trees). A kernel of torch's between the two starts after the one and ends before the other.
+    """
+
+    @functools.wraps(preprocess)
+    def run(out: Any, dout: Any, delta: Any, *rest: Any, **options: Any) -> None:
+        preprocess(out, dout, delta, *rest, **options)
+        delta.flatten()[:1].neg()
+
+    return run
 
 
 def _require(q: Tensor, sliding_window: int | None, softcap: float | None) -> None:

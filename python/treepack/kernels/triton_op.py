@@ -6,7 +6,6 @@ Operators, so that `torch.compile`, both kinds of activation checkpointing and C
 metadata are plain int32 tensors. Nothing here waits for the device.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -38,17 +37,18 @@ def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str
     return None if scale > 0 else f"they take a scale above 0, not {scale}"
 
 
-@functools.cache
-def gluon_version_objection() -> str | None:
+def version_objection(version: str) -> str | None:
     """Why this Triton may not run the Hopper kernels, or None: they are tied to the versions they were tested with."""
-    if ".".join(triton.__version__.split(".")[:2]) in GLUON_TESTED:
+    if ".".join(version.split(".")[:2]) in GLUON_TESTED:
         return None
-    tested = " and ".join(f"{version}.x" for version in GLUON_TESTED)
-    return f"the Hopper kernels were tested with Triton {tested}, this is {triton.__version__}"
+    tested = " and ".join(f"{tested}.x" for tested in GLUON_TESTED)
+    return f"the Hopper kernels were tested with Triton {tested}, this is {version}"
+
+
+VERSION_OBJECTION = version_objection(triton.__version__)
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
@@ -241,10 +241,15 @@ tree_attention_forward.register_autograd(_backward, setup_context=_save)
 
 
 class _Direct(torch.autograd.Function):
-    """The operator without the dispatcher, which costs as much as a short kernel."""
+    """The operator without the dispatcher, which costs as much as a short kernel. Without `setup_context`: with it,
+    torch inspects the signature of `forward` at every call, for 25 us."""
 
-    forward = staticmethod(lambda *inputs: forward_pass(*inputs))
-    setup_context = staticmethod(_save)
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = forward_pass(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
     backward = staticmethod(_backward)
 
 
@@ -254,9 +259,11 @@ def _is_plain(x: Tensor) -> bool:
     return plain and torch._C._len_torch_dispatch_stack() == 0
 
 
-def attend(q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-    """`tree_attention_forward`, by the shortest way."""
-    return _Direct.apply(q, *inputs) if _is_plain(q) else tree_attention_forward(q, *inputs)
+def attend(training: bool, q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """`tree_attention_forward`, by the shortest way; `training`: gradients will be asked for."""
+    if not _is_plain(q):
+        return tree_attention_forward(q, *inputs)
+    return _Direct.apply(q, *inputs) if training else forward_pass(q, *inputs)
 
 
 def _on(x: Tensor):
