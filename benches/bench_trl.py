@@ -104,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7, help="timed turns at least (%(default)s)")
     repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)  # TRL's collator fills small tensors: a second thread costs more waiting than it saves
     theirs = packing.TreeRow
     ours.install()
     console.print(environment())

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! error <- samples <- trie <- plan <- layout <- terms <- writer <- pack <- stream
-//! simd, runs, kept, arrays, arena, slab, tiles: one job each, beside them
+//! simd, padding, runs, kept, arrays, arena, slab, tiles: one job each, beside them
 //! ```
 //!
 //! ```
@@ -22,6 +22,7 @@ mod error;
 mod kept;
 mod layout;
 mod pack;
+mod padding;
 mod plan;
 mod runs;
 mod samples;
@@ -40,6 +41,7 @@ pub use arrays::{Field, Sizes, TreeView, ALIGN};
 pub use error::{Fault, PackError, MAX_INDEX};
 pub use layout::{Disagreement, Order};
 pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
+pub use padding::{mask_bytes, token_spans, Bits};
 pub use plan::{Balance, Placement};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};
 pub use stream::{Added, Stream};

@@ -68,16 +68,19 @@ with_avx2! {
     pub fn common_prefix_bytes(a: &[u8], b: &[u8]) -> usize = common_prefix_body
 }
 
-/// First index at or after `from` whose byte is not `value` (`mask.len()` if there is none).
+/// First index at or after `from` whose value is another than `value` (`mask.len()` if there is none).
 #[inline(always)]
-fn run_end_body(mask: &[u8], from: usize, value: u8) -> usize {
+pub(crate) fn run_end_body<T>(mask: &[T], from: usize, value: T) -> usize
+where
+    T: Copy + Default + PartialEq + BitXor<Output = T> + BitOrAssign,
+{
     let mut at = from;
     for block in mask[from..].chunks_exact(BLOCK) {
-        let mut differ = 0;
-        for x in block {
+        let mut differ = T::default();
+        for &x in block {
             differ |= x ^ value;
         }
-        if differ != 0 {
+        if differ != T::default() {
             break;
         }
         at += BLOCK;

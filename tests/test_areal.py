@@ -290,6 +290,34 @@ def test_padding_anywhere_packs_as_on_the_right(batch, side):
             assert a["input_ids"][0, at].tolist() == samples[sequence]
 
 
+@given(batches, st.one_of(st.sampled_from(["left", "right"]), st.integers(0, 5)), st.data())
+def test_what_is_not_0_in_the_mask_is_a_token(batch, side, data):
+    """Masks of other values than 0 and 1 and of any type, as `mask.bool()` in AReaL reads them."""
+    samples, max_tokens = batch
+    wanted = padded(samples, side)
+    values = {torch.int8: -1, torch.uint8: 255, torch.int32: 256, torch.float: 0.5, torch.bfloat16: -0.5}
+    dtype = data.draw(st.sampled_from(list(values)))
+    mask = wanted["attention_mask"] * values[dtype]
+    if data.draw(st.booleans()):
+        mask = mask.t().contiguous().t()  # not contiguous
+    found = areal.build_tries(wanted["input_ids"], mask.to(dtype), max_tokens)
+    tries = areal.build_tries(wanted["input_ids"], wanted["attention_mask"], max_tokens)
+    assert [trie.all_sequence_ids for trie in found] == [trie.all_sequence_ids for trie in tries]
+    for x, y in zip(found, tries, strict=True):
+        assert x.tree.input_ids.tolist() == y.tree.input_ids.tolist()
+        assert x.tree.subtree_end.tolist() == y.tree.subtree_end.tolist()
+
+
+@pytest.mark.parametrize("side", ["right", "left", 3])
+def test_rows_without_a_token_between_others(side):
+    samples = [[], [1, 2], [], [1, 2, 3], [4], []]
+    batch = areal.build_packed_tree_batch(padded(samples, side), Spec(8))
+    (mb,) = batch.mbs
+    assert mb["trie_node"].all_sequence_ids == [1, 3, 4]
+    assert mb["logprobs"].tolist() == [100, 101, 300, 301, 302, 400]
+    assert mb["input_ids"][0, :4].tolist() == [1, 2, 3, 4]
+
+
 def test_left_padding_is_what_areal_gets_wrong():
     samples = [[1, 2, 3, 4], [1, 2]]
     theirs, ours = both(padded(samples, "left"), 8)

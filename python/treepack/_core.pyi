@@ -12,9 +12,11 @@ __all__ = [
     "PackedTrees",
     "columns",
     "first_unready",
+    "mask_bytes",
     "pack",
     "pack_ready",
     "tile_lists",
+    "token_spans",
 ]
 
 _Format = tuple[str, np.dtype[Any], list[int]]
@@ -30,6 +32,12 @@ def first_unready(values: list[Any], dtype: np.dtype[Any], tail: list[int], star
     """Index of the first value at or after `start` that is not a C-contiguous, aligned array of exactly this dtype
     with shape (any, *tail); the length if there is none."""
 
+def mask_bytes(
+    mask: npt.NDArray[Any], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8] | None:
+    """Turn a flat mask of any integer dtype, cut into samples, into (tokens of the samples,), end to end. None where a
+    value is neither 0 nor 1."""
+
 def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
     """Pack `inputs.Inputs` under the keywords of `options.keywords`. Releases the GIL."""
 
@@ -40,6 +48,10 @@ def tile_lists(
     cu_segments: npt.NDArray[np.int32], subtree_end: npt.NDArray[np.int32], tile: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(rows, items) for tiles of `tile` tokens: rows are (tiles, 4) flat, items (T,); see `kernels/tiles.py`."""
+
+def token_spans(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """(starts, ends), each (B,): where the tokens of each row of an attention mask (B, S), of integers or booleans, lie
+    in the flattened batch. None where a row has a hole between tokens, or a value that is neither 0 nor 1."""
 
 @final
 class Formats:

@@ -1,12 +1,16 @@
-"""Padded and flat batches -> flat columns with the offsets of the samples."""
+"""Padded and flat batches -> flat columns and where the samples lie in them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from ._core import PackError
 from .arrays import Array, to_attention_mask, to_identity, to_ids, to_int32, to_kept_ids, to_mask, to_numpy, to_scalars
 from .columns import (
@@ -19,71 +23,141 @@ from .columns import (
     KNOWN_PER_TOKEN,
     MASK,
     REAL,
+    Flat,
     Inputs,
     check_name,
     group_codes,
 )
 
+Convert = Callable[[Any, str], Array]
+Offsets = npt.NDArray[np.int64]
+
 
 def read_padded(batch: dict[str, Any]) -> Inputs:
-    """A padded batch is the flat batch of what its attention mask marks."""
+    """A padded batch is the flat batch of what its attention mask marks. Columns are borrowed as they are, and their
+    padding is never read; where a row has a hole between its tokens, they are copied without it."""
     ids = to_numpy(batch.pop(IDS), IDS)
     if ids.ndim != 2:
         raise PackError(f"input_ids has shape {ids.shape}; a padded batch is (B, S), a flat one comes with cu_seqlens")
     if REAL not in batch:
         raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
-    real = to_attention_mask(batch.pop(REAL), REAL)
-    if real.shape != ids.shape:
-        raise PackError(f"attention_mask has shape {real.shape}; input_ids has shape {ids.shape}")
-    flat: dict[str, Any] = {IDS: ids[real], "cu_seqlens": np.concatenate([[0], np.cumsum(real.sum(1))])}
+    tokens = _Padded(to_numpy(batch.pop(REAL), REAL), ids.shape)
+    columns: dict[str, Any] = {IDS: ids}
     per_token, per_sample = set(), set()
     for name, value in batch.items():
         check_name(name)
         if name in (KEPT, GROUP):
-            flat[name] = value
+            columns[name] = value
             continue
-        array = to_numpy(value, name)
+        columns[name] = array = to_numpy(value, name)
         if array.shape[:2] == ids.shape:
-            if name == COUNTS and (array[~real] != 0).any():
-                row = int(np.argwhere((array != 0) & ~real)[0, 0])
+            if name == COUNTS and (array[~tokens.real] != 0).any():
+                row = int(np.argwhere((array != 0) & ~tokens.real)[0, 0])
                 raise PackError(f"sample {row}: sampling_mask_counts is not 0 at padding")
-            flat[name] = array[real]
             per_token.add(name)
-        elif array.shape == ids.shape[:1]:
-            flat[name] = array
+        elif array.shape == ids.shape[:1] and name not in (MASK, COUNTS):
             per_sample.add(name)
         else:
-            wanted = f"{(*ids.shape, '...')} per token or {ids.shape[:1]} per sample"
+            per_row = f"{(*ids.shape, '...')} per token or {ids.shape[:1]} per sample"
+            wanted = f"{ids.shape}" if name in (MASK, COUNTS) else per_row
             raise PackError(f"{name} has shape {array.shape}; a column of this batch has {wanted}")
-    return read_flat(flat, frozenset(per_token), frozenset(per_sample))
+    return _read(columns, tokens, frozenset(per_token), frozenset(per_sample))
 
 
 def read_flat(batch: dict[str, Any], per_token: frozenset[str], per_sample: frozenset[str]) -> Inputs:
-    ids = to_ids(batch.pop(IDS), IDS)
+    ids = to_ids(batch[IDS], IDS)
     offsets = _offsets(batch.pop("cu_seqlens"), len(ids))
+    return _read(batch | {IDS: ids}, _Tokens(offsets), per_token, per_sample)
+
+
+class _Tokens:
+    """The tokens of a flat batch: those of sample i are `offsets[i] : offsets[i + 1]`."""
+
+    def __init__(self, offsets: Offsets):
+        self.offsets = offsets
+
+    def column(self, value: Any, name: str, convert: Convert) -> Flat:
+        """A per-token column as it is, by a `convert` that looks at no values."""
+        return self.packed(value, name, convert)
+
+    def packed(self, value: Any, name: str, convert: Convert) -> Flat:
+        """A per-token column without padding."""
+        array = _rows(convert(value, name), name, int(self.offsets[-1]), "tokens")
+        return Flat(array, self.offsets[:-1], self.offsets[1:])
+
+    def mask(self, value: Any) -> Flat:
+        """The completion mask, a byte per token."""
+        array = to_numpy(value, MASK)
+        if array.dtype in (np.uint8, np.bool_):
+            flat = self.column(array, MASK, to_mask)
+        elif (found := self._mask_bytes(array)) is not None:
+            flat = Flat(found, self.offsets[:-1], self.offsets[1:])
+        else:
+            flat = self.packed(array, MASK, to_mask)  # says what is wrong
+        if flat.values.ndim != 1:
+            raise PackError(f"{MASK} has shape {flat.values.shape}; one value per token is needed")
+        return flat
+
+    def _mask_bytes(self, array: Array) -> Array | None:
+        """A mask of integers as bytes, without padding; None if it holds something else."""
+        if array.dtype.kind not in "iu":
+            return None
+        flat = self.column(array, MASK, to_numpy)
+        return _core.mask_bytes(*flat) if flat.values.ndim == 1 else None
+
+
+class _Padded(_Tokens):
+    """The tokens of a padded batch: what its attention mask marks. `spans`: (starts, ends), where those of each row lie
+    in the flattened batch; None where a row has holes."""
+
+    def __init__(self, mask: Array, shape: tuple[int, ...]):
+        self.shape = shape
+        self.attention_mask = mask
+        spans = _core.token_spans(mask) if mask.dtype.kind in "biu" and mask.shape == shape else None
+        if spans is None and self.real.shape != shape:
+            raise PackError(f"attention_mask has shape {mask.shape}; input_ids has shape {shape}")
+        self.spans = spans
+        lengths = self.real.sum(1) if spans is None else spans[1] - spans[0]
+        super().__init__(np.concatenate([[0], np.cumsum(lengths)]))
+
+    @cached_property
+    def real(self) -> npt.NDArray[np.bool_]:
+        """(B, S); made only where something has to be copied."""
+        return to_attention_mask(self.attention_mask, REAL)
+
+    def column(self, value: Any, name: str, convert: Convert) -> Flat:
+        if self.spans is None:
+            return self.packed(value, name, convert)
+        flat = value.reshape(prod(self.shape), *value.shape[2:])
+        return Flat(convert(flat, name), *self.spans)
+
+    def packed(self, value: Any, name: str, convert: Convert) -> Flat:
+        return super().packed(value[self.real], name, convert)
+
+
+def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per_sample: frozenset[str]) -> Inputs:
+    offsets = tokens.offsets
     count = len(offsets) - 1
-    out = Inputs(ids=ids, offsets=offsets)
+    ids = batch.pop(IDS)
+    out = Inputs(ids=(tokens.packed if ids.dtype == np.uint64 else tokens.column)(ids, IDS, to_ids), offsets=offsets)
     if MASK in batch:
-        out.mask = _rows(to_mask(batch.pop(MASK), MASK), MASK, len(ids), "tokens")
-        if out.mask.ndim != 1:
-            raise PackError(f"{MASK} has shape {out.mask.shape}; one value per token is needed")
+        out.mask = tokens.mask(batch.pop(MASK))
     if (KEPT in batch) != (COUNTS in batch):
         has, lacks = (KEPT, COUNTS) if KEPT in batch else (COUNTS, KEPT)
         raise PackError(f"the batch has {has} and no {lacks}; kept sets need both")
     if KEPT in batch:
-        counts = _rows(to_int32(batch.pop(COUNTS), COUNTS), COUNTS, len(ids), "tokens")
-        kept = to_kept_ids(batch.pop(KEPT), counts, "the batch: ")
-        out.kept = (kept, counts)
-        out.kept_offsets = _kept_offsets(counts, len(kept), offsets)
+        counts = tokens.packed(batch.pop(COUNTS), COUNTS, to_int32)
+        kept = to_kept_ids(batch.pop(KEPT), counts.values, "the batch: ")
+        cuts = _kept_offsets(counts.values, len(kept), offsets)
+        out.kept = (Flat(kept, cuts[:-1], cuts[1:]), counts)
     if GROUP in batch:
         out.add_scalars(GROUP, _rows(group_codes(batch.pop(GROUP)), GROUP, count, "samples"))
     for name in batch:
         check_name(name)
     for name, value in sorted(batch.items()):
         if name in per_token or (name in KNOWN_PER_TOKEN and name not in per_sample):
-            convert = to_identity if name == IDENTITY else to_numpy
-            array = _rows(convert(value, name), name, len(ids), "tokens")
-            out.add_tokens(name, array, (array.dtype, array.shape[1:]))
+            flat = tokens.column(value, name, to_identity if name == IDENTITY else to_numpy)
+            out.add_tokens(name, flat, (flat.values.dtype, flat.values.shape[1:]))
         elif name in per_sample or name in KNOWN_PER_SAMPLE:
             out.add_scalars(name, _rows(to_scalars(value, name), name, count, "samples"))
         else:

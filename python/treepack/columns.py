@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,21 @@ KNOWN_PER_SAMPLE = frozenset(["advantage"])
 Format = tuple[np.dtype[Any], tuple[int, ...]]
 
 
+class Flat(NamedTuple):
+    """A per-token column of all samples in one array: sample i has the rows `starts[i] : ends[i]`. What lies between
+    samples, such as padding, is never read."""
+
+    values: Array
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+
 @dataclass
 class Inputs:
-    """All columns of a call, ready for Rust. `formats`: row format of each gathered column, by name."""
+    """All columns of a call, ready for Rust. A per-token column is a list with one array per sample, or `Flat`.
+
+    `offsets`: of the samples in the flat input, if they came as a batch. `formats`: row format of each gathered column,
+    by name."""
 
     ids: Any
     mask: Any = None
@@ -36,7 +48,6 @@ class Inputs:
     token_columns: list[tuple[str, int, Any]] = field(default_factory=list)
     sample_columns: list[tuple[str, int, Array, bool]] = field(default_factory=list)
     offsets: npt.NDArray[np.int64] | None = None
-    kept_offsets: npt.NDArray[np.int64] | None = None
     formats: dict[str, Format] = field(default_factory=dict)
 
     def add_tokens(self, name: str, values: Any, row: Format) -> None:

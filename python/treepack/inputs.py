@@ -29,7 +29,9 @@ Convert = Callable[[Any, str], Array]
 
 
 def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
-    """Columns of a list of dicts, a padded batch or a flat batch."""
+    """Columns of a list of dicts, a padded batch or a flat batch; `Inputs` are ready."""
+    if isinstance(samples, Inputs):
+        return samples
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))

@@ -119,29 +119,30 @@ pub fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> PyResult<&[T]> {
     bytemuck::try_cast_slice(bytes).map_err(|error| PyTypeError::new_err(format!("an array at the border: {error}")))
 }
 
-/// A column: a list with one array per sample, or one flat array that is cut at the offsets.
-pub struct Source<'a, 'py> {
-    pub value: &'a Bound<'py, PyAny>,
-    /// Offsets of the samples in a flat array, in rows.
-    pub offsets: Option<&'a [i64]>,
+/// A column: a list with one array per sample, or one flat array and where the samples lie in it, in rows.
+pub enum Source<'a, 'py> {
+    List(&'a Bound<'py, PyList>),
+    Flat { values: &'a Bound<'py, PyAny>, starts: &'a Bound<'py, PyAny>, ends: &'a Bound<'py, PyAny> },
 }
 
-impl<'py> Source<'_, 'py> {
+impl Source<'_, '_> {
     /// SAFETY: the column must live, unchanged as a list, for `'b`.
     pub unsafe fn rows<'b>(&self, width: usize) -> PyResult<Vec<&'b [u8]>> {
-        let Some(offsets) = self.offsets else {
-            let list = self.value.cast::<PyList>()?;
+        let (values, starts, ends) = match self {
             // SAFETY: passed on to the caller.
-            return list.iter().map(|value| unsafe { bytes(&value) }).collect();
+            Source::List(list) => return list.iter().map(|value| unsafe { bytes(&value) }).collect(),
+            Source::Flat { values, starts, ends } => (values, starts, ends),
         };
         // SAFETY: passed on to the caller.
-        let flat = unsafe { bytes(self.value)? };
-        let cut = |pair: &[i64]| {
+        let (flat, starts, ends): (&'b [u8], &[u8], &[u8]) = unsafe { (bytes(values)?, bytes(starts)?, bytes(ends)?) };
+        let (starts, ends) = (cast::<i64>(starts)?, cast::<i64>(ends)?);
+        let cut = |(&start, &end): (&i64, &i64)| {
             let row = |at: i64| usize::try_from(at).ok()?.checked_mul(width);
-            flat.get(row(pair[0])?..row(pair[1])?)
+            flat.get(row(start)?..row(end)?)
         };
-        let rows: Option<Vec<&[u8]>> = offsets.windows(2).map(cut).collect();
-        rows.ok_or_else(|| PackError::new_err("cu_seqlens does not fit the rows of a flat column"))
+        let rows: Option<Vec<&[u8]>> = starts.iter().zip(ends).map(cut).collect();
+        let rows = rows.filter(|_| starts.len() == ends.len());
+        rows.ok_or_else(|| PackError::new_err("the samples do not lie within the rows of a flat column"))
     }
 
     /// SAFETY: as for `rows`.

@@ -1,52 +1,63 @@
 //! What `inputs.py` makes ready -> the samples and options of the crate.
 
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
-use super::borrow::{bytes, cast, Source};
+use super::borrow::{bytes, Source};
 use crate::{KeptSets, Options, Order, Placement, SampleColumn, Samples, TokenColumn};
 
-/// A per-token column: name, bytes per token, a list of arrays or one flat array.
-type Column<'py> = (String, usize, Bound<'py, PyAny>);
+/// The rows of a per-token column: a list with one array per sample, or `columns.Flat`.
+#[derive(FromPyObject)]
+enum Rows<'py> {
+    List(Bound<'py, PyList>),
+    Flat(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
+}
+
+impl<'py> Rows<'py> {
+    fn source(&self) -> Source<'_, 'py> {
+        match self {
+            Rows::List(list) => Source::List(list),
+            Rows::Flat(values, starts, ends) => Source::Flat { values, starts, ends },
+        }
+    }
+}
+
+/// A per-token column: name, bytes per token, rows.
+type Column<'py> = (String, usize, Rows<'py>);
 /// A per-sample column: name, bytes per sample, the array, whether it is gathered per term as well.
 type GatheredColumn<'py> = (String, usize, Bound<'py, PyAny>, bool);
 
 /// `inputs.Inputs`, by its attributes.
 #[derive(FromPyObject)]
 pub struct Columns<'py> {
-    ids: Bound<'py, PyAny>,
-    mask: Option<Bound<'py, PyAny>>,
+    ids: Rows<'py>,
+    mask: Option<Rows<'py>>,
     identity: Option<Column<'py>>,
-    kept: Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    kept: Option<(Rows<'py>, Rows<'py>)>,
     token_columns: Vec<Column<'py>>,
     sample_columns: Vec<GatheredColumn<'py>>,
-    offsets: Option<Bound<'py, PyAny>>,
-    kept_offsets: Option<Bound<'py, PyAny>>,
 }
 
-impl<'py> Columns<'py> {
+impl Columns<'_> {
     /// The samples, borrowed from the arrays that `self` holds.
     pub fn samples(&self) -> PyResult<Samples<'_>> {
         // SAFETY (all borrows here): `self` holds the lists and arrays, and the samples live no longer than it.
-        let cuts = |offsets: &Option<Bound<'py, PyAny>>| -> PyResult<Option<&[i64]>> {
-            offsets.as_ref().map(|offsets| cast(unsafe { bytes(offsets)? })).transpose()
-        };
-        let (offsets, kept_offsets) = (cuts(&self.offsets)?, cuts(&self.kept_offsets)?);
-        let token_column = |(name, width, value): &Column<'py>| -> PyResult<TokenColumn<'_>> {
-            let rows = unsafe { Source { value, offsets }.rows(*width)? };
+        let token_column = |(name, width, rows): &Column<'_>| -> PyResult<TokenColumn<'_>> {
+            let rows = unsafe { rows.source().rows(*width)? };
             Ok(TokenColumn { name: name.clone(), width: *width, rows })
         };
-        let sample_column = |(name, width, value, per_term): &GatheredColumn<'py>| -> PyResult<SampleColumn<'_>> {
+        let sample_column = |(name, width, value, per_term): &GatheredColumn<'_>| -> PyResult<SampleColumn<'_>> {
             let rows = unsafe { bytes(value)? };
             Ok(SampleColumn { name: name.clone(), width: *width, rows: rows.into(), per_term: *per_term })
         };
         Ok(Samples {
-            ids: unsafe { Source { value: &self.ids, offsets }.numbers()? },
-            mask: self.mask.as_ref().map(|value| unsafe { Source { value, offsets }.rows(1) }).transpose()?,
+            ids: unsafe { self.ids.source().numbers()? },
+            mask: self.mask.as_ref().map(|mask| unsafe { mask.source().rows(1) }).transpose()?,
             identity: self.identity.as_ref().map(token_column).transpose()?,
             kept: match &self.kept {
                 Some((ids, counts)) => Some(KeptSets {
-                    ids: unsafe { Source { value: ids, offsets: kept_offsets }.numbers()? },
-                    counts: unsafe { Source { value: counts, offsets }.numbers()? },
+                    ids: unsafe { ids.source().numbers()? },
+                    counts: unsafe { counts.source().numbers()? },
                 }),
                 None => None,
             },

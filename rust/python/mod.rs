@@ -7,6 +7,7 @@
 mod borrow;
 mod columns;
 mod formats;
+mod padded;
 mod stream;
 mod tiles;
 mod trees;
@@ -60,6 +61,8 @@ mod _core {
     use super::borrow::{columns, first_unready};
     #[pymodule_export]
     use super::formats::Formats;
+    #[pymodule_export]
+    use super::padded::{mask_bytes_of, token_spans_of};
     #[pymodule_export]
     use super::stream::PackStream;
     #[pymodule_export]

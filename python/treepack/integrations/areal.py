@@ -28,6 +28,9 @@ from torch import Tensor
 
 import treepack
 
+from .. import _core
+from ..arrays import to_ids
+from ..columns import Flat, Inputs
 from .areal_tries import PackedTrie, TrieNode
 
 __all__ = ["PackedTrie", "TrieNode", "build_packed_tree_batch", "build_tries", "install", "uninstall"]
@@ -124,8 +127,8 @@ def build_packed_tree_batch(
 
 
 class _Batch:
-    """A padded batch as samples in flat tokens: `rows` are the rows that have a token, `starts` and `lengths` (rows,)
-    int64 where they are in `tokens`. That is the batch itself, (B * S,), or where some row has holes a copy without
+    """A padded batch as samples in flat tokens: `rows` are the rows that have a token, `starts` and `ends` (rows,)
+    where they are in `tokens`, int64. That is the batch itself, (B * S,), or where some row has holes a copy without
     padding, of which `where` says where it came from."""
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor):
@@ -135,24 +138,22 @@ class _Batch:
                 "both must be (B, S)"
             )
         self.ids = input_ids
-        self.tokens = input_ids.cpu().numpy().reshape(-1)
+        self.tokens = to_ids(input_ids.cpu().reshape(-1), "input_ids")
         self.where: _Integers | None = None
-        # Runs of real tokens, from the edges of the mask with one empty column between the rows.
-        height, width = input_ids.shape
-        real = torch.zeros(height * (width + 1) + 1, dtype=torch.bool)
-        real[1:].view(height, width + 1)[:, :width] = attention_mask != 0
-        mask = real.numpy()
-        edges = np.flatnonzero(mask[1:] != mask[:-1])
-        first, stop = edges[0::2], edges[1::2]
-        self.rows = first // (width + 1)
-        self.starts, self.lengths = first - self.rows, stop - first
-        if (self.rows[1:] == self.rows[:-1]).any():
-            run = np.flatnonzero(np.diff(self.rows, prepend=-1))
-            self.lengths = np.add.reduceat(self.lengths, run)
-            self.rows = self.rows[run]
-            self.where = np.flatnonzero((attention_mask != 0).cpu().numpy())
+        mask = attention_mask.cpu().contiguous()
+        other = mask.is_floating_point() or mask.is_complex()
+        spans = None if other else _core.token_spans(mask.numpy())
+        if spans is None:  # values other than 0 and 1, or holes
+            real = (mask != 0).numpy()
+            spans = _core.token_spans(real)
+        if spans is None:
+            self.where = np.flatnonzero(real)
             self.tokens = self.tokens[self.where]
-            self.starts = np.cumsum(self.lengths) - self.lengths
+            ends = np.cumsum(real.sum(1))
+            spans = ends - real.sum(1), ends
+        self.rows = np.flatnonzero(spans[1] > spans[0])
+        self.starts, self.ends = (x if len(self.rows) == len(x) else x[self.rows] for x in spans)
+        self.lengths = self.ends - self.starts
 
     def tries(self, max_tokens: int, order: Literal["first_seen", "largest_first"]) -> list[PackedTrie]:
         longest = int(self.lengths.max(initial=0))
@@ -162,11 +163,10 @@ class _Batch:
             raise ValueError(f"{has}; a tree holds max_tokens={max_tokens}")
         if not longest:
             return [PackedTrie(0)] if len(self.ids) else []
-        tokens, untrained = self.tokens, np.zeros(longest, np.uint8)  # no terms: AReaL has its own
-        samples = [
-            {"input_ids": tokens[start : start + length], "completion_mask": untrained[:length]}
-            for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
-        ]
+        # No terms, since AReaL has its own: one mask of zeros for all samples.
+        untrained = Flat(np.zeros(longest, np.uint8), np.zeros_like(self.lengths), self.lengths)
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)])
+        samples: Any = Inputs(Flat(self.tokens, self.starts, self.ends), untrained, offsets=offsets)
         try:
             packed = treepack.pack(
                 samples, max_tokens=max_tokens, placement="first_fit", order=order, pad_to_multiple_of=max_tokens
@@ -190,7 +190,8 @@ class _Batch:
         order, sizes = self._gather(tries)
         parts: dict[str, tuple[Tensor, ...]] = {}
         for name, value in columns.items():
-            parts[name] = torch.split(value.reshape(-1)[order.to(value.device)], sizes)
+            gathered = value.reshape(-1).index_select(0, order.to(value.device))
+            parts[name] = torch.split(gathered, sizes)
         mbs = []
         for number, trie in enumerate(tries):
             mb: dict[str, Any] = {

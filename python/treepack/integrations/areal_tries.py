@@ -76,40 +76,51 @@ class PackedTrie:
 
     def get_sequence_tree_indices(self, seq_id: int) -> list[Span]:
         """(start, end) of each node on the path of a sequence, root first, ends inclusive; [] if it is not here."""
-        segments = self._segments
-        return [segments.span(segment) for segment in segments.paths.get(seq_id, ())]
+        segment, spans, parents = self._segments.last.get(seq_id, -1), self._segments.spans, self._segments.parents
+        path = []
+        while segment >= 0:
+            path.append(spans[segment])
+            segment = parents[segment]
+        path.reverse()
+        return path
 
     def __repr__(self) -> str:
         return f"PackedTrie({self.tree_id}, {self.num_tokens} tokens, {len(self._segments.sequence_ids)} sequences)"
 
 
 class TrieNode:
-    """An unbranched run of tokens that the same sequences share.
+    """An unbranched run of tokens that the same sequences share."""
 
-    Attributes:
-        start_idx, end_idx: first and last position, both inside.
-        num_tokens: end_idx - start_idx + 1.
-    """
-
-    __slots__ = ("_segment", "_segments", "end_idx", "start_idx")
+    __slots__ = ("_segment", "_segments")
     is_root = False
 
     def __init__(self, segments: _Segments, segment: int):
         self._segments = segments
         self._segment = segment
-        self.start_idx, self.end_idx = segments.span(segment)
 
     @property
     def tree_id(self) -> int:
         return self._segments.tree_id
 
     @property
+    def start_idx(self) -> int:
+        """The first position."""
+        return self.tree_indices[0]
+
+    @property
+    def end_idx(self) -> int:
+        """The last position."""
+        return self.tree_indices[1]
+
+    @property
     def num_tokens(self) -> int:
-        return self.end_idx - self.start_idx + 1
+        start, end = self.tree_indices
+        return end - start + 1
 
     @property
     def tree_indices(self) -> Span:
-        return self.start_idx, self.end_idx
+        """First and last position."""
+        return self._segments.spans[self._segment]
 
     @property
     def tokens(self) -> list[int]:
@@ -173,25 +184,29 @@ class _Segments:
         self.sequence_ids = sequence_ids
 
     @cached_property
-    def cuts(self) -> list[int]:
-        return [0] if self.tree is None else self.tree.cu_segments.tolist()
+    def spans(self) -> list[Span]:
+        """First and last position of each segment."""
+        if self.tree is None:
+            return []
+        cuts = self.tree.cu_segments
+        return list(zip(cuts[:-1].tolist(), (cuts[1:] - 1).tolist(), strict=True))
 
     @cached_property
     def parents(self) -> list[int]:
         return [] if self.tree is None else self.tree.segment_parent.tolist()
 
     @cached_property
-    def paths(self) -> dict[int, list[int]]:
-        """Segments of each sequence, from the root."""
+    def last(self) -> dict[int, int]:
+        """The segment at which each sequence ends."""
         last = [] if self.tree is None else self.tree.sample_last_segment.tolist()
-        return {sequence: self.path(segment) for sequence, segment in zip(self.sequence_ids, last, strict=True)}
+        return dict(zip(self.sequence_ids, last, strict=True))
 
     @cached_property
     def passing(self) -> list[list[int]]:
         """Sequences of each segment."""
         found: list[list[int]] = [[] for _ in self.parents]
-        for sequence, path in self.paths.items():
-            for segment in path:
+        for sequence, last in self.last.items():
+            for segment in self.path(last):
                 found[segment].append(sequence)
         return found
 
@@ -205,15 +220,11 @@ class _Segments:
 
     def path(self, segment: int) -> list[int]:
         """From a top segment down to this one."""
-        path = []
+        path, parents = [], self.parents
         while segment >= 0:
             path.append(segment)
-            segment = self.parents[segment]
+            segment = parents[segment]
         return path[::-1]
-
-    def span(self, segment: int) -> Span:
-        """First and last position."""
-        return self.cuts[segment], self.cuts[segment + 1] - 1
 
     def children(self, segment: int) -> dict[int, TrieNode]:
         """Nodes below by their first token."""
