@@ -18,6 +18,7 @@ from .tree import PackedTree
 if TYPE_CHECKING:
     from .attention import tree_attention
     from .logprobs import term_log_probs
+    from .reports import report
 
 __all__ = [
     "PackError",
@@ -27,6 +28,7 @@ __all__ = [
     "Skipped",
     "Stats",
     "pack",
+    "report",
     "term_log_probs",
     "tree_attention",
 ]
@@ -34,7 +36,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # What needs torch is loaded when it is first used.
+    # What needs torch or an extra is loaded when it is first used.
     if name == "tree_attention":
         from .attention import tree_attention
 
@@ -43,4 +45,8 @@ def __getattr__(name: str) -> Any:
         from .logprobs import term_log_probs
 
         return term_log_probs
+    if name == "report":
+        from .reports import report
+
+        return report
     raise AttributeError(f"module 'treepack' has no attribute {name!r}")

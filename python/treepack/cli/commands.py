@@ -1,0 +1,92 @@
+"""The commands in one place, and the one place where an error becomes a line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from .. import PackError, __version__
+from ..readers import ReadError
+from .doctor_command import doctor
+from .inspect_command import inspect
+from .pack_command import pack
+
+app = typer.Typer(
+    name="treepack",
+    help="Pack RL rollouts that share prefixes into prefix trees.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which says one line when it is stopped by Ctrl-C."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(_say("interrupted; no file is left half-written", 130)) from None
+
+    return run
+
+
+app.command()(_interruptible(inspect))
+app.command()(pack)  # says by itself how to go on after Ctrl-C
+app.command()(_interruptible(doctor))
+
+#: What a user can put right. Everything else is a bug, and a bug shows its traceback.
+_EXPECTED = (PackError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"treepack {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code; never raises for what a user can put right."""
+    try:
+        code = app(args=list(arguments) or ["--help"], prog_name="treepack", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except _EXPECTED as error:
+        return _say(_line(error), 2)
+    except KeyboardInterrupt:  # outside of any command
+        return _say("interrupted", 130)
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, MemoryError):
+        return "out of memory; a smaller --window needs less"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; pip install 'treepack[cli]' brings what the command line needs"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _say(message: str, code: int) -> int:
+    print("treepack:", " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,114 @@
+"""`treepack inspect FILE`: what packing would save on these rollouts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import PackError, __version__
+from ..offline.options import WINDOW
+from ..readers import ReadError, Rollouts, open_rollouts
+from . import tables
+from .survey import COLUMNS, Placement, Survey
+
+_FORMATS = "JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, or a folder or glob of shards"
+
+
+def inspect(
+    file: Annotated[str, typer.Argument(help=f"Rollouts: {_FORMATS}.", show_default=False)],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a tree.")] = 16384,
+    max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
+    placement: Annotated[Placement, typer.Option(help="The one that the summary and the page are about.")] = "shared",
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples at most.")] = None,
+    window: Annotated[
+        int, typer.Option(min=1, help="Raw tokens that are placed together; bounds the memory.")
+    ] = WINDOW,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Draw the trees as a page that needs no network.")
+    ] = None,
+) -> None:
+    """Show what packing would save: tokens, attention work, and what each placement keeps of it."""
+    if html is not None and not os.access(Path(html).absolute().parent, os.W_OK):
+        raise ReadError(f"--html {html}: its folder is not there or cannot be written to")
+    rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+    survey = Survey(max_tokens, max_terms, window, placement if html else None)
+    try:
+        for sample in _read(rollouts, limit):
+            survey.add(sample)
+        numbers = survey.finish()
+    except (PackError, TypeError) as error:  # what `pack` raises for samples
+        raise ReadError(f"{file}: {error}") from None
+    if not numbers["samples"]:
+        raise ReadError(f"{file}: {_none_fits(numbers)}")
+    if html is not None:
+        _draw(survey, numbers, file, html)
+    chosen = numbers["placements"][placement]
+    expected = {"placement": placement, "linear": chosen["packing_ratio"], "attention": chosen["attention_ratio"]}
+    source = {"file": file, "format": rollouts.format, "columns": rollouts.columns, "limit": limit}
+    numbers = {"treepack": __version__, **source, **numbers, "expected": expected, "html": html}
+    if as_json:
+        print(json.dumps(numbers))
+    else:
+        tables.print_survey(Console(highlight=False), numbers)
+
+
+def columns_of(options: list[str] | None) -> dict[str, str]:
+    """`["input_ids=my_ids"]` as a dict.
+
+    Raises:
+        ReadError: an option without a name on the left of an equals sign.
+    """
+    columns = {}
+    for option in options or []:
+        name, equals, column = option.partition("=")
+        if not name or not equals:
+            raise ReadError(f"--column {option}: needed is NAME=COLUMN, say --column input_ids=my_tokens")
+        columns[name] = column
+    return columns
+
+
+def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
+    """The samples, with a bar on stderr where that is a terminal."""
+    console = Console(stderr=True)
+    shown = "{task.completed:.0%} of the file, {task.fields[samples]:,} samples"
+    columns = (BarColumn(), TextColumn(shown), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0, samples=0)
+
+        def progress(samples: int) -> None:
+            share = max(rollouts.fraction, samples / limit if limit else 0.0)
+            bar.update(task, completed=min(share, 1.0), samples=samples)
+
+        batches = rollouts.batches(min(limit or 1024, 1024), names=COLUMNS, progress=progress)
+        yield from islice((sample for batch in batches for sample in batch), limit)
+
+
+def _none_fits(numbers: dict[str, Any]) -> str:
+    skipped = numbers["skipped"]
+    first = skipped["first"][0]["reason"]
+    advice = (
+        f"they have {skipped['shortest']} to {skipped['longest']} tokens: --max-tokens {skipped['longest']} takes all"
+    )
+    if "max_terms" in first:
+        advice = "give a larger --max-terms"
+    return f"none of the {skipped['samples']} samples fits into a tree ({first}); {advice}"
+
+
+def _draw(survey: Survey, numbers: dict[str, Any], file: str, html: str) -> None:
+    from ..reports import report
+
+    part = "" if survey.drawn_samples == numbers["samples"] else f", the first {survey.drawn_samples:,} samples"
+    report(survey.drawn, title=f"{file}{part}").save(html)

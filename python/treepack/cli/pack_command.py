@@ -1,0 +1,172 @@
+"""`treepack pack FILE --out DIR`: a file of rollouts or preference pairs -> Parquet shards, with a bar on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from .. import PackError
+from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
+from .inspect_command import columns_of
+
+if TYPE_CHECKING:
+    from ..offline.files import Pairs
+    from ..offline.manifest import Manifest
+    from ..offline.writer import Progress
+    from ..readers import Rollouts
+
+_INTERRUPTED = 130
+
+
+def pack(
+    file: Annotated[
+        str, typer.Argument(help="JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, a folder or glob of shards.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the shards and their manifest.json.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most positions of a tree, padding included.")] = 16384,
+    placement: Annotated[
+        Placement, typer.Option(help="Fewest tokens, first fit, or sample by sample without windows.")
+    ] = "shared",
+    window: Annotated[
+        int, typer.Option(min=1, help="Raw tokens that are packed together; bounds the memory.")
+    ] = WINDOW,
+    shard_tokens: Annotated[
+        int, typer.Option(min=1, help="Packed tokens of a shard; a stopped run repeats at most one.")
+    ] = SHARD_TOKENS,
+    max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
+    max_kept: Annotated[int | None, typer.Option(min=1, help="Most kept ids of a tree.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="All ids must be below it.")] = None,
+    branching: Annotated[Literal["token", "label"], typer.Option(help="label: with shift_labels.")] = "token",
+    order: Annotated[Literal["largest_first", "first_seen"], typer.Option(help="Of siblings.")] = "largest_first",
+    overlong: Annotated[Literal["raise", "skip"], typer.Option(help="What of samples that fit no tree.")] = "raise",
+    pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
+    ] = False,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what is in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Drop what is in the folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Pack a data set into Parquet shards, a row per tree, in bounded memory. A stopped run can be resumed."""
+    from ..offline.files import open_input
+    from ..offline.manifest import read
+    from ..offline.writer import write
+
+    started = time.perf_counter()
+    options = Options(
+        max_tokens=max_tokens,
+        placement=placement,
+        window=window,
+        shard_tokens=shard_tokens,
+        max_terms=max_terms,
+        max_kept=max_kept,
+        vocab_size=vocab_size,
+        branching=branching,
+        order=order,
+        overlong=overlong,
+        pad_to_multiple_of=pad_to_multiple_of,
+        pairs=pairs,
+    )
+    try:
+        with _Bar(open_input(file, pairs, columns_of(column), tokenizer)) as bar:
+            name = Path(file).name
+            manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
+    except KeyboardInterrupt:
+        held = read(out)
+        shards = len(held.shards) if held else 0
+        typer.echo(f"treepack: stopped; {shards} finished shards are in {out}: go on with --resume", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except (PackError, TypeError) as error:
+        raise _told(error, file) from None
+    numbers = summary(manifest, out, time.perf_counter() - started)
+    typer.echo(json.dumps(numbers) if as_json else _line(numbers, pairs))
+
+
+def summary(manifest: Manifest, out: Path, seconds: float) -> dict[str, Any]:
+    """The numbers of a finished packing, over all its shards."""
+    total = {name: sum(getattr(shard, name) for shard in manifest.shards) for name in _TOTALS}
+    raw, packed = total["raw_tokens"], total["packed_tokens"]
+    return {
+        "out": str(out),
+        "rows": manifest.rows,
+        **total,
+        "packing_ratio": raw / packed if packed else 1.0,
+        "skipped": manifest.skipped,
+        "shards": len(manifest.shards),
+        "seconds": round(seconds, 3),
+    }
+
+
+_TOTALS = (
+    "samples",
+    "raw_tokens",
+    "packed_tokens",
+    "padding",
+    "trees",
+    "terms",
+    "attention_pairs",
+    "attention_pairs_alone",
+    "bytes",
+)
+
+
+def _line(numbers: dict[str, Any], pairs: bool) -> str:
+    what = f"{numbers['rows']:,} pairs" if pairs else f"{numbers['samples']:,} samples"
+    skipped = f", {numbers['skipped']:,} samples skipped" if numbers["skipped"] else ""
+    shards = f"{numbers['shards']:,} shard{'' if numbers['shards'] == 1 else 's'}"
+    return (
+        f"{what}, {numbers['raw_tokens']:,} -> {numbers['packed_tokens']:,} tokens ({numbers['packing_ratio']:.2f} "
+        f"times fewer), {numbers['trees']:,} trees in {shards}, {numbers['bytes'] / 1e6:,.2f} MB"
+        f"{skipped}: {numbers['out']}"
+    )
+
+
+def _told(error: Exception, file: str) -> Exception:
+    """The error with what to do at the command line; a TypeError that names no sample is a bug and stays one."""
+    text = str(error)
+    if isinstance(error, TypeError) and not text.startswith(("sample", "pair")):
+        return error
+    if "is the most a tree may hold" in text:
+        text += ": raise it, or leave such samples out with --overlong skip"
+    return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
+
+
+class _Bar:
+    """The rows of an input, and a bar on stderr that moves as they are read; nothing where stderr is no terminal."""
+
+    def __init__(self, rows: Rollouts | Pairs):
+        console = Console(stderr=True)
+        columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("reading", total=1.0)
+        self._rows = rows
+        self.fingerprint = rows.fingerprint
+
+    def batches(self, samples: int = 1024, *, start: int = 0) -> Iterator[list[Any]]:
+        for batch in self._rows.batches(samples, start=start):
+            self._bar.update(self._task, completed=self._rows.fraction)
+            yield list(batch)
+
+    def show(self, now: Progress) -> None:
+        ratio = now.raw_tokens / now.packed_tokens if now.packed_tokens else 1.0
+        text = f"{now.rows:,} rows, {now.raw_tokens:,} tokens ({ratio:.2f} x), {now.trees:,} trees, {now.shards} shards"
+        self._bar.update(self._task, description=text)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,151 @@
+"""Samples, one by one, -> what packing them would save. Memory: a window of samples, and 8 bytes for each sample.
+
+What a stream saves and how many samples are exact duplicates is counted over everything. Placements that look at all
+samples at once, and the prefixes that there are without a budget, are counted window by window and added up: prefixes
+shared between two windows count once in each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import Packed, PackedTree, Packer, pack
+from ..packed import Skipped, Stats
+
+Placement = Literal["shared", "first_fit", "stream"]
+PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")
+#: Columns that change a number of the survey; no other is read.
+COLUMNS = ("completion_mask", "identity")
+#: Trees of a stream that are kept to be drawn.
+_DRAWN = 32
+_NAMED = 5
+
+
+@dataclass
+class Totals:
+    """Sums over the trees of one way to pack."""
+
+    packed_tokens: int = 0
+    trees: int = 0
+    attention_pairs: int = 0
+
+    def add(self, stats: Stats) -> None:
+        self.packed_tokens += stats.packed_tokens
+        self.trees += stats.trees
+        self.attention_pairs += stats.attention_pairs
+
+
+class Survey:
+    """Takes samples with `add` and gives numbers with `finish`.
+
+    Arguments:
+        max_tokens, max_terms: the budget, as of `treepack.pack`.
+        window: raw tokens that are placed together.
+        draw: keep trees of this placement in `drawn`: those of the first window, or the first of the stream.
+    """
+
+    def __init__(self, max_tokens: int, max_terms: int | None, window: int, draw: Placement | None = None):
+        self.drawn: Packed | list[PackedTree] = []
+        self.drawn_samples = 0
+        self._budget: dict[str, Any] = {"max_tokens": max_tokens, "max_terms": max_terms}
+        self._stream = Packer(**self._budget, overlong="skip")
+        self._totals = {name: Totals() for name in (*PLACEMENTS, "no_budget")}
+        self._window: list[dict[str, Any]] = []
+        self._window_size, self._window_tokens = window, 0
+        self._windows = 0
+        self._draw = draw
+        self._hashes = array("Q")
+        self._longest = self._shortest_skipped = self._longest_skipped = self._prefixes = 0
+        self._first_skipped: list[Skipped] = []
+
+    def add(self, sample: dict[str, Any]) -> None:
+        """Take one sample: `input_ids` and what of COLUMNS there is, as arrays."""
+        for trees in self._stream.add(sample):
+            self._show(list(trees))
+        if self._stream.skipped:
+            self._skip(self._stream.skipped.pop())
+            return
+        ids = sample["input_ids"]
+        self._hashes.append(int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"))
+        self._longest = max(self._longest, len(ids))
+        self._window.append(sample)
+        self._window_tokens += len(ids)
+        if self._window_tokens >= self._window_size:
+            self._close()
+
+    def finish(self) -> dict[str, Any]:
+        """The numbers, ready for JSON; docs/cli.md says what each means."""
+        if self._window:
+            self._close()
+        for trees in self._stream.flush():
+            self._show(list(trees))
+        stats = self._stream.stats
+        self._totals["stream"].add(stats)
+        hashes = np.frombuffer(self._hashes, np.uint64)
+        return {
+            **self._budget,
+            "samples": stats.samples,
+            "raw_tokens": stats.raw_tokens,
+            "longest_sample": self._longest,
+            "loss_terms": stats.terms,
+            "exact_duplicates": len(hashes) - len(np.unique(hashes)),
+            "strict_prefixes": self._prefixes,
+            "attention_pairs_alone": stats.attention_pairs_alone,
+            "window_tokens": self._window_size,
+            "windows": self._windows,
+            "placements": {name: self._placement(name, stats) for name in self._totals},
+            "skipped": {
+                "samples": stats.skipped,
+                "shortest": self._shortest_skipped,
+                "longest": self._longest_skipped,
+                "first": [skipped._asdict() for skipped in self._first_skipped],
+            },
+        }
+
+    def _close(self) -> None:
+        """Place the samples of a window together, in each way."""
+        window, tokens = self._window, self._window_tokens
+        self._window, self._window_tokens = [], 0
+        self._windows += 1
+        one_tree = pack(window, max_tokens=tokens, placement="first_fit")
+        self._totals["no_budget"].add(one_tree.stats)
+        for tree in one_tree:
+            # A sample ends where its last segment does: whoever goes on from there has it as a strict prefix.
+            self._prefixes += int(np.isin(tree.sample_last_segment, tree.segment_parent).sum())
+        del one_tree
+        for placement in ("shared", "first_fit"):
+            packed = pack(window, **self._budget, placement=placement)
+            self._totals[placement].add(packed.stats)
+            if placement == self._draw and self._windows == 1:
+                self.drawn, self.drawn_samples = packed, len(window)
+
+    def _show(self, trees: list[PackedTree]) -> None:
+        if self._draw == "stream" and isinstance(self.drawn, list) and len(self.drawn) < _DRAWN:
+            self.drawn += trees
+            self.drawn_samples += sum(len(tree.sample_index) for tree in trees)
+
+    def _skip(self, skipped: Skipped) -> None:
+        self._longest_skipped = max(self._longest_skipped, skipped.tokens)
+        self._shortest_skipped = min(self._shortest_skipped or skipped.tokens, skipped.tokens)
+        if len(self._first_skipped) < _NAMED:
+            self._first_skipped.append(skipped)
+
+    def _placement(self, name: str, stats: Stats) -> dict[str, Any]:
+        totals, free = self._totals[name], self._totals["no_budget"].packed_tokens
+        packed, pairs = totals.packed_tokens, totals.attention_pairs
+        return {
+            "packed_tokens": packed,
+            "packing_ratio": stats.raw_tokens / packed if packed else 1.0,
+            "trees": totals.trees,
+            "fill": packed / (totals.trees * self._budget["max_tokens"]) if name != "no_budget" and packed else None,
+            "attention_pairs": pairs,
+            "attention_ratio": stats.attention_pairs_alone / pairs if pairs else 1.0,
+            "sharing_kept": (stats.raw_tokens - packed) / (stats.raw_tokens - free)
+            if free < stats.raw_tokens
+            else None,
+        }

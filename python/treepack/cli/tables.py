@@ -1,0 +1,102 @@
+"""Numbers as tables for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_TITLES = {"shared": "shared", "first_fit": "first fit", "stream": "stream", "no_budget": "no budget"}
+#: Raw over packed tokens below which the table says that packing saves nothing to speak of.
+_WORTH_IT = 1.05
+
+
+def print_survey(console: Console, numbers: dict[str, Any]) -> None:
+    """What `treepack inspect` prints."""
+    taken = ", ".join(
+        name if name == column else f"{name} from {column}" for name, column in numbers["columns"].items()
+    )
+    console.print(f"{numbers['file']} ({numbers['format']}): {taken}", soft_wrap=True, markup=False)
+    console.print(_file_table(numbers))
+    console.print(_placement_table(numbers))
+    for note in _notes(numbers):
+        console.print(note, markup=False)
+
+
+def _file_table(numbers: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    samples, windows = numbers["samples"], numbers["windows"]
+    mean = numbers["raw_tokens"] / samples
+    rows = [
+        ("samples", samples, f"up to {numbers['limit']:,} were asked for" if numbers["limit"] else ""),
+        ("raw tokens", numbers["raw_tokens"], f"{mean:,.0f} a sample, the longest has {numbers['longest_sample']:,}"),
+        ("loss terms", numbers["loss_terms"], "packing merges none"),
+        ("exact duplicates", numbers["exact_duplicates"], "samples with the ids of an earlier one"),
+        ("strict prefixes", numbers["strict_prefixes"], "samples that another one goes on from" + _within(windows)),
+        ("do not fit", numbers["skipped"]["samples"], "left out of every other number"),
+    ]
+    for name, value, note in rows:
+        table.add_row(name, f"{value:,}", note)
+    return table
+
+
+def _within(windows: int) -> str:
+    return ", within windows" if windows > 1 else ""
+
+
+def _placement_table(numbers: dict[str, Any]) -> Table:
+    terms = f", max_terms = {numbers['max_terms']:,}" if numbers["max_terms"] else ""
+    title = f"packed with max_tokens = {numbers['max_tokens']:,}{terms}"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+    table.add_column("")
+    placements = numbers["placements"]
+    for name in placements:
+        table.add_column(_TITLES[name], justify="right")
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "packed tokens": lambda p: f"{p['packed_tokens']:,}",
+        "raw / packed tokens": lambda p: f"{p['packing_ratio']:.2f}",
+        "attention work, alone / packed": lambda p: f"{p['attention_ratio']:.2f}",
+        "sharing that the budget leaves": lambda p: _percent(p["sharing_kept"]),
+        "trees": lambda p: f"{p['trees']:,}" if p["fill"] is not None else "",
+        "fill of the trees": lambda p: _percent(p["fill"]),
+    }
+    for label, show in rows.items():
+        table.add_row(label, *(show(placement) for placement in placements.values()))
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _notes(numbers: dict[str, Any]) -> list[str]:
+    expected, skipped = numbers["expected"], numbers["skipped"]
+    notes = []
+    if numbers["windows"] > 1:
+        windows = f"{numbers['windows']:,} windows of {numbers['window_tokens']:,} raw tokens"
+        notes.append(
+            f"Shared, first fit and no budget: sums over {windows} in file order (--window); what two windows share "
+            "counts in both. The stream runs through the file."
+        )
+    if skipped["samples"]:
+        notes.append(
+            f"Do not fit: first {skipped['first'][0]['reason']}; the longest has {skipped['longest']} tokens, so "
+            f"--max-tokens {skipped['longest']} is what all samples need."
+        )
+    notes.append(
+        f"Expect ({_TITLES[expected['placement']]}; counted, not measured; against the samples alone without padding): "
+        f"linear layers do {expected['linear']:.2f} times less work, attention {expected['attention']:.2f} times. The "
+        "speed-up of a step is at most the larger of the two; the loss, of which no term is merged, and fixed costs "
+        "pull it down. Measured steps: benches/README.md in the repository."
+    )
+    if expected["linear"] < _WORTH_IT:
+        notes.append("Hardly anything is shared here: packing gives batches without padding, and little else.")
+    if numbers["html"]:
+        notes.append(f"Drawn in {numbers['html']}")
+    return notes

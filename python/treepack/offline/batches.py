@@ -1,0 +1,119 @@
+"""A batch of samples in columns -> a table with a row per tree, for tools that map batches over a cluster.
+
+datasets.Dataset.map(partial(pack_batch, max_tokens=16384), batched=True, batch_size=..., remove_columns=...)
+ray.data.Dataset.map_batches(partial(pack_batch, max_tokens=16384), batch_size=..., batch_format="pyarrow")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from treepack import PackedTree, PackError, pack
+
+from .arrow import pa
+from .options import Options
+from .pairs import Pair, pack_pairs
+from .rows import Lists, table_of
+from .schema import arrow_schema, formats_of, list_format
+from .units import as_floats
+
+_CHOSEN, _REJECTED = "chosen.", "rejected."
+
+
+def pack_batch(
+    batch: Any, *, max_tokens: int, columns: Mapping[str, str] | None = None, pairs: bool = False, **options: Any
+) -> Any:
+    """Pack one batch; samples share prefixes within it alone, so it should be large.
+
+    Arguments:
+        batch: a dict of columns (lists, NumPy arrays) or a pyarrow Table, with a row per sample.
+        max_tokens, **options: as for `treepack.pack`; placement is "shared" or "first_fit".
+        columns: the columns to take, by the name they have in a sample: `{"input_ids": "tokens"}`; without it all. With
+            pairs two per column: `{"chosen.input_ids": "chosen", "rejected.input_ids": "rejected"}`, those without
+            either word go to both.
+        pairs: each row is a preference pair, whose two samples stay in one tree.
+
+    Returns:
+        A pyarrow Table, one row per tree; `trees_of(table)` are the trees. Its dtypes are those of the batch, with
+        `advantage`, `old_log_probs`, `ref_log_probs` and `reward` as floats.
+
+    Raises PackError or TypeError as `treepack.pack` does.
+    """
+    told = Options(max_tokens=max_tokens, pairs=pairs, **options)
+    if told.placement == "stream":
+        raise PackError("placement is 'stream'; a batch is packed at once: allowed is 'shared' or 'first_fit'")
+    held = _columns(batch, columns)
+    trees = _trees(held, told)
+    # Where all are skipped, the table has no row, and the columns that it would have with more room.
+    like = trees or _trees(
+        held, replace(told, max_tokens=2**31, pad_to_multiple_of=None, max_terms=None, max_kept=None)
+    )
+    if not like:
+        raise PackError("the batch has no rows; at least one sample is needed")
+    return table_of(trees, [None] * len(trees), arrow_schema(formats_of(like[0])))
+
+
+def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
+    if not options.pairs:
+        return list(pack(_samples(columns), **options.pack_keywords()))
+    return [tree for one in pack_pairs(_pairs(columns), options)[0] for tree in one]
+
+
+def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[Any]]:
+    """The columns of a batch by the names that they have in a sample, a value for each row."""
+    names = list(batch.schema.names) if isinstance(batch, pa.Table) else list(batch)
+    wanted = {name: name for name in names} if columns is None else dict(columns)
+    for name, given in wanted.items():
+        if given not in names:
+            raise PackError(f"the batch has no column {given!r} to take {name} from; it has {', '.join(names)}")
+    return {name: _values(batch[given]) for name, given in wanted.items()}
+
+
+def _values(column: Any) -> list[Any]:
+    """A value for each row. What Arrow holds as numbers keeps its dtype."""
+    if not isinstance(column, pa.ChunkedArray):
+        return list(column)
+    out: list[Any] = []
+    for chunk in column.chunks:
+        row = list_format(chunk.type)
+        if row is not None and not chunk.null_count:
+            out += Lists(chunk, row)
+        elif (pa.types.is_floating(chunk.type) or pa.types.is_integer(chunk.type)) and not chunk.null_count:
+            out += list(chunk.to_numpy(zero_copy_only=False))
+        else:
+            out += chunk.to_pylist()
+    return out
+
+
+def _samples(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    counts = {name: len(values) for name, values in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise PackError(f"the columns of the batch have different numbers of rows: {counts}")
+    rows = zip(*columns.values(), strict=True)
+    return [as_floats(dict(zip(columns, (_plain(value) for value in row), strict=True))) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy arrays of lists (what some tools make of ragged columns) as lists."""
+    return value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
+
+
+def _pairs(columns: dict[str, list[Any]]) -> list[Pair]:
+    def side(prefix: str, other: str) -> list[dict[str, Any]]:
+        own = {name: values for name, values in columns.items() if not name.startswith(other)}
+        return _samples({name.removeprefix(prefix): values for name, values in own.items()})
+
+    for name in (f"{_CHOSEN}input_ids", f"{_REJECTED}input_ids"):
+        if name not in columns:
+            raise PackError(
+                f"pairs need {_CHOSEN}input_ids and {_REJECTED}input_ids; the batch has {', '.join(columns)}. Name "
+                "them: columns={'chosen.input_ids': ..., 'rejected.input_ids': ...}"
+            )
+    return [
+        Pair(chosen, rejected)
+        for chosen, rejected in zip(side(_CHOSEN, _REJECTED), side(_REJECTED, _CHOSEN), strict=True)
+    ]

@@ -1,0 +1,266 @@
+"""Units of trees -> Parquet shards and their manifest, in bounded memory; what is killed can be continued.
+
+A shard is written under another name, flushed to disk, renamed and then entered into the manifest. Shards end where
+units end, so a run continues at the first row that is in no finished shard, and writes the bytes that an uninterrupted
+run writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import treepack
+from treepack import PackError
+
+from . import manifest as manifests
+from .arrow import pa, pq
+from .manifest import Manifest, Shard
+from .options import Options
+from .rows import table_of
+from .schema import LAYOUT_VERSION, arrow_schema, delta_columns, dictionary_columns, formats_in, formats_of
+from .units import Unit, units
+
+#: A row group ends with the first tree with which it holds this many positions: a tree of usual size is read alone, and
+#: small ones do not drown in footers.
+ROW_GROUP_TOKENS = 1 << 14
+#: Samples of a batch of the reader, at most; it has fewer where they are long.
+_BATCH = 1024
+
+
+class Rows(Protocol):
+    """Rows of an input, in order: samples, or pairs. `treepack.readers.open_rollouts` gives one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def batches(self, samples: int = ..., *, start: int = ...) -> Iterator[list[Any]]: ...
+
+
+class Progress(NamedTuple):
+    """How far a run is: over all finished shards and the open one."""
+
+    rows: int
+    raw_tokens: int
+    packed_tokens: int
+    trees: int
+    shards: int
+    """Finished ones."""
+
+
+def write(
+    rows: Rows,
+    out: str | os.PathLike[str],
+    options: Options,
+    *,
+    source: str = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Manifest:
+    """Pack rows and write the trees to a folder.
+
+    Arguments:
+        rows: samples as `treepack.pack` takes them, or `pairs.Pair` where `options.pairs`.
+        out: the folder; made where there is none.
+        options: how to pack.
+        source: the name of the input, for the manifest.
+        resume: continue what is there; without anything there, start.
+        overwrite: drop what is there.
+        progress: called after each unit and each shard.
+
+    Raises:
+        PackError: a sample that cannot be packed; a folder that holds shards, without `resume` or `overwrite`; shards
+            of other options or another input.
+    """
+    folder = Path(out)
+    wanted = Manifest(
+        options=asdict(options),
+        source={"name": source, "fingerprint": rows.fingerprint},
+        treepack=treepack.__version__,
+    )
+    held = _begin(folder, wanted, resume, overwrite)
+    if held.finished:
+        return held
+    batches = rows.batches(_BATCH, start=held.rows)
+    stream = (row for batch in batches for row in batch)
+    _Writer(folder, held, options, progress).run(units(stream, options, held.rows))
+    return held
+
+
+def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Manifest:
+    """The manifest to go on from, written to the folder."""
+    if resume and overwrite:
+        raise PackError("resume and overwrite are both given; allowed is one of them")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PackError(f"{folder}: no folder can be made there: {error.strerror or error}") from None
+    held = None if overwrite else manifests.read(folder)
+    if held is not None and held.empty:
+        held = wanted  # killed before its first shard
+        resume = True
+    ours = [*folder.glob("shard-*.parquet"), *folder.glob(".shard-*.part"), *folder.glob(f".{manifests.NAME}.part")]
+    if held is None and not overwrite and any(path.suffix == ".parquet" for path in ours):
+        raise PackError(
+            f"{folder} holds shards without a {manifests.NAME}: start over with --overwrite, or name another folder"
+        )
+    if held is not None and not resume:
+        state = "finished" if held.finished else f"begun, with {len(held.shards)} shards"
+        raise PackError(
+            f"{folder} holds a packing ({state}): continue it with --resume (resume=True), start over with "
+            "--overwrite, or name another folder"
+        )
+    if held is None:
+        held = wanted
+    else:
+        held.continues(wanted, folder)
+        for shard in held.shards:
+            path = folder / shard.file
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise PackError(f"{path} is missing or was changed: start over with --overwrite")
+    if not held.finished:
+        # Before its files, so that what is killed in between never names a file that is gone.
+        held.write(folder)
+        for path in ours:
+            if path.name not in {shard.file for shard in held.shards}:
+                path.unlink(missing_ok=True)
+    return held
+
+
+class _Writer:
+    """The open shard of a run and its counts."""
+
+    def __init__(self, folder: Path, manifest: Manifest, options: Options, progress: Callable[[Progress], None] | None):
+        self._folder, self._manifest, self._options, self._progress = folder, manifest, options, progress
+        self._schema: Any = None
+        self._file: Any = None
+        self._group: list[Any] = []
+        self._counts = _no_counts()
+        if manifest.shards:
+            # Its columns alone: a schema that was read differs in what does not matter, and bytes would differ too.
+            first = folder / manifest.shards[0].file
+            self._schema = arrow_schema(formats_in(pq.read_schema(first), str(first)), self._metadata())
+
+    def run(self, made: Iterable[Unit]) -> None:
+        try:
+            for unit in made:
+                self._add(unit)
+                self._tell()
+                if self._counts["packed_tokens"] >= self._options.shard_tokens:
+                    self._close_shard()
+                    self._tell()
+            self._close_shard()
+            self._manifest.finished = True
+            self._manifest.write(self._folder)
+        finally:
+            if self._file is not None:
+                with suppress(OSError, pa.ArrowException):
+                    self._file.close()
+                self._part.unlink(missing_ok=True)
+            if self._manifest.empty:
+                (self._folder / manifests.NAME).unlink(missing_ok=True)
+        self._tell()
+
+    @property
+    def _part(self) -> Path:
+        return self._folder / f".{self._name}.part"
+
+    @property
+    def _name(self) -> str:
+        return f"shard-{len(self._manifest.shards):05}.parquet"
+
+    def _add(self, unit: Unit) -> None:
+        for tree in unit.trees:
+            if self._schema is None:
+                self._schema = arrow_schema(formats_of(tree), self._metadata())
+            if self._file is None:
+                self._file = parquet_writer(self._part, self._schema)
+            self._group.append((tree, unit.first_sample))
+            if sum(held.num_tokens for held, _ in self._group) >= ROW_GROUP_TOKENS:
+                self._write_group(unit)
+        # Not later than here: a tree keeps the memory of its whole window.
+        self._write_group(unit)
+        counts = self._counts
+        counts["rows"] += unit.rows
+        counts["trees"] += len(unit.trees)
+        unit.trees.clear()  # whoever holds the unit while the next one is made holds no memory
+        counts["skipped"] += unit.skipped
+        for stats in unit.stats:
+            for name in _SUMMED:
+                counts[name] += getattr(stats, name)
+
+    def _write_group(self, unit: Unit) -> None:
+        if not self._group:
+            return
+        trees, first_samples = zip(*self._group, strict=True)
+        self._group = []
+        try:
+            table = table_of(trees, first_samples, self._schema)
+        except PackError as error:
+            what = "pairs" if self._options.pairs else "samples"
+            raise PackError(f"{what} {unit.first} to {unit.first + unit.rows - 1}: {error}") from None
+        self._file.write_table(table, row_group_size=len(trees))
+
+    def _close_shard(self) -> None:
+        counts, manifest = self._counts, self._manifest
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with self._part.open("rb") as file:
+                os.fsync(file.fileno())
+            size = self._part.stat().st_size
+            os.replace(self._part, self._folder / self._name)
+            manifest.shards.append(Shard(file=self._name, first_row=manifest.rows, bytes=size, **counts))
+        manifest.rows += counts["rows"]
+        manifest.skipped += counts["skipped"]
+        self._counts = _no_counts()
+        manifest.write(self._folder)
+
+    def _tell(self) -> None:
+        if self._progress is None:
+            return
+        shards, counts = self._manifest.shards, self._counts
+        total = {name: counts[name] + sum(getattr(shard, name) for shard in shards) for name in _TOLD}
+        self._progress(Progress(rows=self._manifest.rows + counts["rows"], shards=len(shards), **total))
+
+    def _metadata(self) -> dict[str, str]:
+        """What a shard says about itself without its folder."""
+        return {
+            "treepack.version": self._manifest.treepack,
+            "treepack.layout_version": str(LAYOUT_VERSION),
+            "treepack.options": json.dumps(self._manifest.options),
+            "treepack.source": json.dumps(self._manifest.source),
+        }
+
+
+_SUMMED = (
+    "samples",
+    "raw_tokens",
+    "packed_tokens",
+    "padding",
+    "terms",
+    "attention_pairs",
+    "attention_pairs_alone",
+)
+_TOLD = ("raw_tokens", "packed_tokens", "trees")
+
+
+def _no_counts() -> dict[str, int]:
+    return dict.fromkeys(("rows", "trees", "skipped", *_SUMMED), 0)
+
+
+def parquet_writer(path: Path, schema: Any) -> Any:
+    """A writer of one shard, with the encodings that keep integer arrays small."""
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=dictionary_columns(schema.names),
+        column_encoding=delta_columns(),
+        write_statistics=False,
+    )

@@ -1,0 +1,16 @@
+"""Rollout files of the common formats -> samples for `treepack.pack` and `treepack.Packer`, in bounded memory.
+
+    from treepack.readers import open_rollouts
+
+    for samples in open_rollouts("rollouts.parquet").batches():
+        packed = treepack.pack(samples, max_tokens=16384)
+
+JSONL and NPZ need NumPy alone, Parquet (and .zst) needs pyarrow, folders of Hugging Face `datasets` need datasets, chat
+messages need transformers: each is imported when such a file is opened.
+"""
+
+from .names import USUAL
+from .rollouts import Rollouts, open_rollouts
+from .source import ReadError
+
+__all__ = ["USUAL", "ReadError", "Rollouts", "open_rollouts"]

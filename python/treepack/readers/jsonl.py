@@ -1,0 +1,99 @@
+"""JSONL: one object per line, plain, .gz or .zst. Read line by line; a line is parsed when its chunk is due."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from .source import CHUNK_BYTES, Chunk, ReadError, first_line
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".ndjson.zst")
+
+
+class JsonLines:
+    """A JSONL file. Its columns are the keys of the first line; later lines must have those that are read."""
+
+    unit = "line"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.fraction = 0.0
+        self.size: int | None = None  # known once the file was read to its end
+        with closing(self._lines()) as lines:
+            first = next(lines, None)
+        if first is None:
+            raise ReadError(f"{path}: it holds no samples; one JSON object per line is needed")
+        self.names = list(self._parse(*first))
+
+    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+        numbers: list[int] = []
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        held = count = 0
+        for number, line in self._lines():
+            count += 1
+            if count <= start:
+                continue
+            row = self._parse(number, line)
+            for name, values in columns.items():
+                if name not in row:
+                    raise ReadError(f"{self.path}, line {number}: no {name!r}; it has {', '.join(row) or 'no keys'}")
+                values.append(row[name])
+            numbers.append(number)
+            held += len(line)
+            if len(numbers) == samples or held >= CHUNK_BYTES:
+                yield Chunk(numbers, columns)
+                numbers, columns, held = [], {name: [] for name in names}, 0
+        self.size = count
+        if numbers:
+            yield Chunk(numbers, columns)
+
+    def _lines(self) -> Generator[tuple[int, bytes]]:
+        """(number from 1, line) of every line that is not blank."""
+        with ExitStack() as stack:
+            raw = stack.enter_context(self.path.open("rb"))
+            total = max(self.path.stat().st_size, 1)
+            try:
+                for number, line in enumerate(self._decompressed(raw), 1):
+                    if not raw.closed:
+                        self.fraction = raw.tell() / total
+                    if not line.isspace():
+                        yield number, line
+            except (OSError, EOFError, zlib.error) as error:
+                raise ReadError(f"{self.path}: it cannot be read: {first_line(error)}") from None
+        self.fraction = 1.0
+
+    def _decompressed(self, raw: BinaryIO) -> Iterator[bytes]:
+        if self.path.suffix == ".gz":
+            return iter(cast(Any, gzip.GzipFile(fileobj=raw)))
+        if self.path.suffix == ".zst":
+            try:
+                import pyarrow
+            except ImportError:
+                raise ReadError(f"{self.path}: .zst needs pyarrow: pip install 'treepack[cli]'") from None
+            return iter(io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
+        return iter(raw)
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        where = f"{self.path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == 1 and line.lstrip().startswith(b"["):
+                raise ReadError(_ARRAY.format(where=where)) from None
+            raise ReadError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise ReadError(f"{where}: not JSON: {first_line(error)}") from None
+        if isinstance(row, dict):
+            return row
+        if isinstance(row, list) and number == 1:
+            raise ReadError(_ARRAY.format(where=where))
+        raise ReadError(f"{where}: a {type(row).__name__}; an object with the columns of a sample is needed")
+
+
+_ARRAY = "{where}: a JSON array; one object per line is needed (jq -c '.[]' FILE > FILE.jsonl makes them)"

@@ -1,0 +1,106 @@
+"""Which column of a file is what: by the usual names, or as told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .source import ReadError
+
+#: Canonical name -> the names that it goes by, most telling first.
+USUAL: dict[str, tuple[str, ...]] = {
+    "input_ids": ("input_ids", "tokens", "token_ids", "input_tokens"),
+    "prompt_ids": ("prompt_ids", "prompt_token_ids", "prompt_input_ids", "prompt_tokens"),
+    "completion_ids": (
+        "completion_ids",
+        "completion_token_ids",
+        "completion_input_ids",
+        "completion_tokens",
+        "response_ids",
+        "response_token_ids",
+        "response_tokens",
+        "output_ids",
+        "output_token_ids",
+    ),
+    "messages": ("messages", "conversation", "conversations", "chat"),
+    "tools": ("tools",),
+    "completion_mask": ("completion_mask", "response_mask", "loss_mask", "assistant_masks", "assistant_mask"),
+    "labels": ("labels",),
+    "attention_mask": ("attention_mask",),
+    "old_log_probs": (
+        "old_log_probs",
+        "old_logprobs",
+        "old_per_token_logps",
+        "sampling_per_token_logps",
+        "rollout_log_probs",
+        "completion_logprobs",
+        "response_logprobs",
+        "logprobs",
+        "log_probs",
+    ),
+    "ref_log_probs": ("ref_log_probs", "ref_log_prob", "ref_logprobs", "ref_per_token_logps"),
+    "advantage": ("advantage", "advantages"),
+    "reward": ("reward", "rewards", "score"),
+    "group_id": ("group_id", "prompt_id", "uid", "group", "problem_id", "task_id"),
+    "identity": ("identity",),
+    "sampling_mask": ("sampling_mask",),
+    "sampling_mask_counts": ("sampling_mask_counts",),
+}
+#: Columns that say where the tokens come from; a file is read by one of the three.
+_FORMS = {"pair": ("prompt_ids", "completion_ids"), "ids": ("input_ids",), "chat": ("messages", "tools")}
+#: Columns that have a value for each token.
+PER_TOKEN = frozenset(
+    ["completion_mask", "labels", "attention_mask", "old_log_probs", "ref_log_probs", "sampling_mask_counts"]
+)
+
+
+def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenizer: str | None) -> dict[str, str]:
+    """Canonical name -> name in the file, of every column that is read.
+
+    Where the file has more than one form of the tokens, that of `given` is read; else chat messages if there is a
+    tokenizer for them; else prompt and completion ids, since they say what is trained; else whole samples.
+    """
+    for canonical, name in given.items():
+        if name and name not in names:
+            raise ReadError(f"{path}: no column {name!r} to take {canonical} from; it has {_listed(names)}")
+    found = {}
+    for canonical, usual in USUAL.items():
+        there = [name for name in usual if name in names]
+        if there and canonical not in given:
+            found[canonical] = there[0]
+    found |= {canonical: name for canonical, name in given.items() if name}
+    form = _form(path, names, found, given, tokenizer)
+    dropped = {name for other, used in _FORMS.items() if other != form for name in used}
+    if form == "chat":  # how the template cuts tokens is not known to what was stored for each token
+        dropped |= {name for name in PER_TOKEN if name not in given}
+    if "completion_mask" in found:
+        dropped.add("labels")
+    return {canonical: name for canonical, name in found.items() if canonical not in dropped}
+
+
+def _form(
+    path: Path, names: Sequence[str], found: Mapping[str, str], given: Mapping[str, str], tokenizer: str | None
+) -> str:
+    pair = "prompt_ids" in found and "completion_ids" in found
+    has = {"ids": "input_ids" in found, "pair": pair, "chat": "messages" in found}
+    told = [form for form, used in _FORMS.items() if has[form] and any(given.get(name) for name in used)]
+    order = [*told, *(["chat"] if tokenizer else []), "pair", "ids"]
+    form = next((form for form in order if has[form]), None)
+    if form is None and has["chat"]:
+        form = "chat"
+    if form == "chat" and not tokenizer:
+        raise ReadError(
+            f"{path}: column {found['messages']!r} holds chat messages; to turn them into token ids, name the folder "
+            "of a tokenizer with a chat template: --tokenizer DIR (tokenizer= in Python)"
+        )
+    if form is None:
+        raise ReadError(
+            f"{path}: no column of token ids; it has {_listed(names)}. Looked for {', '.join(USUAL['input_ids'])}, "
+            "prompt_ids with completion_ids, and messages; name yours with --column input_ids=NAME "
+            "(columns={'input_ids': NAME} in Python)"
+        )
+    return form
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "no columns"

@@ -1,0 +1,156 @@
+"""Chunks of columns -> dicts that go straight into `treepack.pack`, checked value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import arrays
+from .names import PER_TOKEN
+from .source import Chunk, ReadError
+
+Array = npt.NDArray[Any]
+Encode = Callable[[Any, Any, str], tuple[Array, Array]]
+
+LARGEST_ID = 2**31 - 1
+_SHOWN = 30
+
+
+def build(chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None) -> list[dict[str, Any]]:
+    """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: chat
+    messages, tools and where -> ids and completion mask."""
+    out = []
+    for i, number in enumerate(chunk.numbers):
+        row = {canonical: chunk.columns[name][i] for canonical, name in columns.items()}
+        out.append(_Sample(row, columns, f"{where} {number}", encode).columns())
+    return out
+
+
+class _Sample:
+    """One sample on its way: `row` is what is left to convert."""
+
+    def __init__(self, row: dict[str, Any], names: dict[str, str], where: str, encode: Encode | None):
+        self.row, self.names, self.where = row, names, where
+        self.mask: Array | None = None
+        self.prompt = 0  # tokens of the prompt, where prompt and completion are two columns
+        if "messages" in row:
+            if encode is None:
+                raise ReadError(f"{where}: {names['messages']} needs a tokenizer")
+            self.ids, self.mask = encode(row.pop("messages"), row.pop("tools", None), where)
+        elif "input_ids" in row:
+            self.ids = self._ids("input_ids")
+        else:
+            prompt, completion = self._ids("prompt_ids"), self._ids("completion_ids")
+            self.ids, self.prompt = np.concatenate([prompt, completion]), len(prompt)
+            self.mask = np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(completion)])
+        if not len(self.ids):
+            raise ReadError(f"{where}: no tokens; a sample has at least one. Leave empty samples out")
+
+    def columns(self) -> dict[str, Any]:
+        """The sample as `treepack.pack` takes it, without padding."""
+        out: dict[str, Any] = {"input_ids": self.ids}
+        mask = self._mask()
+        if mask is not None:
+            out["completion_mask"] = mask
+        real = self._per_token("attention_mask", arrays.to_attention_mask) if "attention_mask" in self.row else None
+        for name in list(self.row):
+            out[name] = self._column(name)
+        if real is not None and not real.all():
+            out = {
+                name: value[real] if name != "sampling_mask" and isinstance(value, np.ndarray) else value
+                for name, value in out.items()
+            }
+            if not len(out["input_ids"]):
+                raise ReadError(f"{self.where}: {self.names['attention_mask']} marks every token as padding")
+        return out
+
+    def _mask(self) -> Array | None:
+        if "completion_mask" in self.row:
+            return self._per_token("completion_mask", _to_mask)
+        if "labels" not in self.row:
+            return self.mask
+        labels = self._per_token("labels", arrays.to_numpy)
+        trained: Array = labels != -100
+        wrong = np.flatnonzero(trained & (labels != self.ids))
+        if len(wrong):
+            at = int(wrong[0])
+            raise ReadError(
+                f"{self.where}: {self.names['labels']}[{at}] is {labels[at]} and the token is {self.ids[at]}; a label "
+                "is its own token or -100 (not trained), not shifted"
+            )
+        mask: Array = trained.astype(np.uint8)
+        return mask
+
+    def _column(self, name: str) -> Any:
+        value = self.row[name]
+        if name in PER_TOKEN:
+            return self._per_token(name, arrays.to_numpy)
+        if name == "reward" and value is None:
+            return float("nan")
+        if name == "sampling_mask":
+            return self._convert(name, arrays.to_numpy)
+        if arrays.is_array(value):
+            return self._per_token(name, arrays.to_identity if name == "identity" else arrays.to_numpy)
+        if value is None or not isinstance(value, int | float | np.number | np.bool_ | str):
+            raise self._error(name, f"is {_short(value)}; a number, or one for each token, is needed")
+        if isinstance(value, str) and name != "group_id":
+            raise self._error(name, f"is text ({_short(value)}); numbers are needed")
+        return value
+
+    def _ids(self, name: str) -> Array:
+        ids = self._convert(name, arrays.to_ids)
+        if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
+            at = int(((ids < 0) | (ids > LARGEST_ID)).argmax())
+            raise self._error(name, f"[{at}] is {ids[at]}; allowed are ids from 0 to {LARGEST_ID}")
+        return ids
+
+    def _per_token(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+        """A value for each token; one for each token of the completion is filled up with zeros at the prompt."""
+        array = self._convert(name, convert)
+        if array.ndim and len(array) == len(self.ids):
+            return array
+        if self.prompt and array.ndim and len(array) == len(self.ids) - self.prompt:
+            return np.concatenate([np.zeros((self.prompt, *array.shape[1:]), array.dtype), array])
+        has = f"{len(array)} values" if array.ndim else f"the value {array}"
+        allowed = f"one for each of the {len(self.ids)} tokens"
+        if self.prompt:
+            allowed += f" or of the {len(self.ids) - self.prompt} completion tokens"
+        raise self._error(name, f"has {has}; needed is {allowed}")
+
+    def _convert(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+        """The value as an array. It is then no longer in `row`."""
+        value = self.row.pop(name)
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(first, str):
+            hint = "token ids" if name.endswith("_ids") else "numbers"
+            raise self._error(name, f"is text ({_short(value)}); {hint} are needed, say [1, 2, 3]")
+        if value is None:
+            raise self._error(name, "is null; a list of numbers is needed")
+        try:
+            return convert(value, f"{self.where}: {self.names[name]}")
+        except (ValueError, TypeError) as error:
+            raise ReadError(str(error)) from None
+
+    def _error(self, name: str, message: str) -> ReadError:
+        space = "" if message.startswith("[") else " "
+        return ReadError(f"{self.where}: {self.names[name]}{space}{message}")
+
+
+def _to_mask(value: Any, where: str) -> Array:
+    """A mask of 0 and 1, which some tools store as floats."""
+    array = arrays.to_numpy(value, where)
+    if array.dtype.kind == "f" and ((array == 0) | (array == 1)).all():
+        array = array.astype(np.uint8)
+    mask = arrays.to_mask(array, where)
+    if mask.dtype == np.uint8 and mask.size and mask.max() > 1:
+        at = int((mask > 1).argmax())
+        raise ValueError(f"{where}[{at}] is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)")
+    return mask.astype(np.uint8, copy=False)
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

@@ -1,0 +1,50 @@
+"""What the formats have in common: a source gives chunks of columns, in file order, a few MiB at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+#: A chunk ends after about this many tokens (JSONL: bytes), so that long samples do not fill the memory.
+CHUNK_TOKENS = 1 << 20
+CHUNK_BYTES = 8 << 20
+
+
+class ReadError(ValueError):
+    """A file that cannot be read as rollouts; says which file, line or row and column, what it has, what is allowed."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples next to each other in one file: `columns[name][i]` is the value of sample i (a NumPy view, list, scalar,
+    text, None), `numbers[i]` its line or row in the file."""
+
+    numbers: Sequence[int]
+    columns: dict[str, list[Any]]
+
+
+class Source(Protocol):
+    """One file of one format."""
+
+    path: Path
+    #: What a number of `Chunk.numbers` counts: "line" (from 1) or "row" (from 0).
+    unit: str
+    #: Columns of the file.
+    names: list[str]
+    #: Samples, or None where only reading tells.
+    size: int | None
+    #: How much of the file has been read, 0 to 1.
+    fraction: float
+
+    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+        """Chunks of at most `samples` samples from number `start` on, of these columns."""
+        ...
