@@ -17,9 +17,9 @@ endif
 # A stamp is newer than what it was made from, so that nothing is installed or built twice.
 STAMPS := $(VENV)/.stamps
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
-PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
+PYTHON_SOURCES := pyproject.toml README.md $(shell find python -type f \( -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/assets/*' \))
 
-.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model bench-areal bench-trl fmt clean
+.PHONY: help venv build demo test test-rust test-python lint types docs wheel-manylinux audit-wheel test-wheel lint-workflows test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model bench-areal bench-trl bench-inspect bench-offline fmt clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ $(STAMPS)/torch: $(STAMPS)/venv
 # Only its tree packing is tested against; where it cannot be had, those tests skip with a reason.
 $(STAMPS)/areal: $(STAMPS)/venv
 	$(PIP) install --no-deps --upgrade --target $(VENV)/areal areal==1.0.4 || echo 'areal 1.0.4 is not to be had here'
+	touch $@
+
+# Triton alone, of each version that the Hopper kernels are tested with: they are compiled for sm_90 without a GPU.
+GLUON_TRITONS := 3.6.0
+$(STAMPS)/triton-%: $(STAMPS)/venv
+	$(PIP) install --no-deps --upgrade --target $(VENV)/triton-$* triton==$* || echo 'triton $* is not to be had here'
 	touch $@
 
 $(STAMPS)/wheel: $(RUST_SOURCES) $(PYTHON_SOURCES) $(STAMPS)/group-build
@@ -73,7 +79,7 @@ test-rust: ## Rust format, clippy and tests; no Python needed
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) test --locked --quiet
 
-test-python: build $(STAMPS)/group-test $(STAMPS)/torch $(STAMPS)/areal ## pytest on the installed wheel (ARGS='-k name')
+test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(GLUON_TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name')
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(STAMPS)/group-lint ## ruff: rules and format
@@ -101,7 +107,7 @@ fuzz: ## Coverage-guided fuzzing of the Rust core (FUZZ_SECONDS=60)
 GPU_PYTHON ?= python3
 test-gpu: ## The tests that need a CUDA device (GPU_PYTHON=python3 ARGS='-k window'); keeps benches/results/gpu_tests.txt
 	mkdir -p benches/results
-	$(GPU_PYTHON) -m pytest -q tests/gpu $(ARGS) | tee benches/results/gpu_tests.txt
+	$(GPU_PYTHON) -m pytest tests/gpu $(ARGS) | tee benches/results/gpu_tests.txt
 
 # --- measurements ---------------------------------------------------------------------------------------------------
 
@@ -133,6 +139,44 @@ bench-areal: build $(STAMPS)/group-bench $(STAMPS)/group-test $(STAMPS)/torch $(
 bench-trl: build $(STAMPS)/group-bench $(STAMPS)/torch ## Rank 0's collate time under TRL, before and after install(); keeps benches/results/trl.txt
 	mkdir -p benches/results
 	$(BIN)/python benches/bench_trl.py $(ARGS) | tee benches/results/trl.txt
+
+bench-inspect: build $(STAMPS)/group-bench $(STAMPS)/group-test ## Memory and speed of treepack inspect up to 10^8 tokens; keeps benches/results/inspect.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_inspect.py --formats parquet npz jsonl $(ARGS) | tee benches/results/inspect.txt
+
+bench-offline: build $(STAMPS)/group-bench ## treepack pack: tokens/s, size on disk, memory on 10^8 tokens; keeps benches/results/offline.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_offline.py $(ARGS) | tee benches/results/offline.txt
+
+# --- pages and releases ---------------------------------------------------------------------------------------------
+
+docs: $(STAMPS)/group-docs ## Build the pages into site/, strict; needs no network and no wheel
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
+# zig links against an old glibc, so that one wheel serves every Linux since 2014.
+wheel-manylinux: $(STAMPS)/group-build $(STAMPS)/group-release ## The wheel of a release for this machine's kind of Linux, into dist/manylinux
+	rm -rf dist/manylinux
+	PATH='$(abspath $(BIN))':"$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux2014 --interpreter $(BIN)/python --out dist/manylinux
+
+audit-wheel: wheel-manylinux ## ... and what it promises: abi3 symbols, glibc, metadata
+	$(BIN)/abi3audit --strict --summary dist/manylinux/*.whl
+	$(BIN)/auditwheel show dist/manylinux/*.whl
+	$(BIN)/twine check --strict dist/manylinux/*.whl
+
+WHEEL ?= $(firstword $(wildcard dist/manylinux/*.whl))
+WHEEL_PYTHON ?= $(PYTHON)
+test-wheel: ## A wheel in a fresh environment of WHEEL_PYTHON, NumPy alone beside it (WHEEL=file.whl WHEEL_PYTHON=python3.13)
+	test -f '$(WHEEL)' || { echo 'no wheel: make wheel-manylinux first, or give WHEEL=file.whl'; exit 2; }
+	rm -rf $(VENV)-wheel
+	$(WHEEL_PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check --quiet install pytest hypothesis '$(WHEEL)'
+	$(VENV)-wheel/bin/python -m pytest -q -p no:cacheprovider @tests/wheel_tests.txt
+
+lint-workflows: $(STAMPS)/group-release ## The files of .github: against their schema, and for holes that an attacker could use
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --persona pedantic .github
 
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 

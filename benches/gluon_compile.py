@@ -3,8 +3,8 @@
     python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 128] [--dtype bf16 fp16] [--json]
 
 Needs Triton alone, of a version that `GLUON_TESTED` in `treepack.kernels.triton_op` names. One line per kernel; exit
-code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds products
-that ptxas serialises.
+code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds
+products that ptxas serialises.
 """
 
 from __future__ import annotations

@@ -229,8 +229,8 @@ def _triton(
     queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
     schedule = tiles.schedule() if kernels != triton_op.PLAIN else None
     out, lse2 = triton_op.attend(
-        training, q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries, schedule,
-        scale, window, softcap or 0.0, kernels)  # fmt: skip
+        training, q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries,
+        schedule, scale, window, softcap or 0.0, kernels)  # fmt: skip
     return out, lse2, triton_op.LN2
 
 

@@ -87,7 +87,7 @@ def check_parity(
         ValueError: a model that is refused, as in `term_log_probs`; samples without a loss term.
 
     Example:
-        >>> treepack.testing.check_parity(model, samples)
+        >>> parity = treepack.testing.check_parity(model, samples)
     """
     listed = as_samples(samples)
     packed = pack(
