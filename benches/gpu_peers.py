@@ -215,8 +215,8 @@ def study(case: Case):
 
 
 PEERS = {
-    "triton": triton_kernels, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex, "areal": areal, "gathered": gathered,
-    "alone": alone, "cudnn": cudnn,
+    "triton": triton_kernels, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex, "areal": areal,
+    "gathered": gathered, "alone": alone, "cudnn": cudnn,
 }  # fmt: skip
 
 

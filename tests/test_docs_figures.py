@@ -46,9 +46,9 @@ def test_tokens(row):
     assert ratio == f"{number(raw) / number(packed.split()[0]):.2f}"
 
 
-def attention(tree):
-    """(N, raw, {implementation: (both ms, over triton, bytes a token)}) of the section of a tree at D = 128."""
-    text = (RESULTS / "gpu_attention.txt").read_text(encoding="utf-8")
+def attention(tree, file="gpu_attention.txt"):
+    """(N, raw, {implementation: (both ms, over triton, bytes a token)}) of the first section of a tree at D = 128."""
+    text = (RESULTS / file).read_text(encoding="utf-8")
     head = re.search(rf"^{tree}  D 128  .*?N (\d+)  raw (\d+)\n((?:  .*\n)+)", text, re.MULTILINE)
     line = r"^  (\w+) .*\)\s+\d+\s+([\d.]+)\s+([\d.]+)x\s+([\d.]+)  "
     return int(head[1]), int(head[2]), {x[0]: x[1:] for x in re.findall(line, head[3], re.MULTILINE)}
@@ -67,10 +67,29 @@ def test_attention(row):
 @pytest.mark.parametrize("row", rows(FLEX, "What it saves"), ids=lambda row: row[0])
 def test_flex(row):
     tree, n, flex, triton, slower, metadata = row
-    positions, _, times = attention(tree)
+    positions, _, times = attention(
+        tree, "gpu_peers.txt"
+    )  # of before the Hopper kernels: its `triton` is the portable one
     assert number(n) == positions
     assert (flex, triton, slower) == (times["flex"][0], times["triton"][0], times["flex"][1])
     assert metadata == f"{times['flex'][2]}, {times['triton'][2]}"
+
+
+@pytest.mark.parametrize("row", rows(DECIDE, "A whole training step"), ids=lambda row: row[0])
+def test_step(row):
+    name, raw, packed, tokens, flops, ours, alone, faster, share, peaks = row
+    text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
+    head = re.search(
+        rf"^{name}: .*?N ([\d,]+) of ([\d,]+) raw.*?token ratio ([\d.]+), FLOP ratio ([\d.]+)\n((?:  .*\n)+)",
+        text,
+        re.MULTILINE,
+    )
+    assert (packed, raw, tokens, flops) == head.groups()[:4]
+    line = r"^  {} +([\d.]+) +[\d.]+ +([\d.]+)"
+    ours_ms, ours_peak = re.search(line.format("triton"), head[5], re.MULTILINE).groups()
+    alone_ms, alone_peak = re.search(line.format("alone"), head[5], re.MULTILINE).groups()
+    assert (ours, alone, peaks) == (ours_ms, alone_ms, f"{ours_peak} / {alone_peak}")
+    assert f"alone: {faster}x = {share} of the FLOP ratio" in head[5]
 
 
 def test_sentences():
@@ -85,6 +104,8 @@ def test_sentences():
     assert f"and {coding[0] / coding[1] - 1:.0%} on the coding agent".replace("%", " %") in text
     cudnn, triton = (attention("chain16k")[2][name][0] for name in ("cudnn", "triton"))
     assert f"takes {triton} ms instead of {cudnn}" in text
+    plain = [number(attention(row[0])[2]["triton_plain"][1]) for row in rows(DECIDE, "Attention")]
+    assert f"take {min(plain):.2f} to {max(plain):.2f} times that" in text
     pack_ms = [number(row[9]) for row in box("pack.txt") if len(row) > 17]
     ratios = [number(row[12]) for row in box("pack.txt") if len(row) > 17]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times one `np.concatenate`" in text

@@ -37,14 +37,16 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # What needs torch or an extra is loaded when it is first used.
-    if name == "tree_attention":
-        from .attention import tree_attention
-
-        return tree_attention
-    if name == "term_log_probs":
-        from .logprobs import term_log_probs
-
-        return term_log_probs
+    if name in ("tree_attention", "term_log_probs"):
+        try:
+            from .attention import tree_attention
+            from .logprobs import term_log_probs
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            message = f"treepack.{name} needs torch: pip install 'treepack[torch]'"
+            raise ModuleNotFoundError(message, name="torch") from error
+        return tree_attention if name == "tree_attention" else term_log_probs
     if name == "report":
         from .reports import report
 

@@ -1,0 +1,199 @@
+"""The Hopper kernels without a Hopper GPU: compiled for sm_90, chosen by the documented rule, fed with the right lists.
+
+What they compute is decided on a GPU: tests/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import forests
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from treepack import attention  # noqa: E402
+from treepack.attention import tree_attention, tree_tiles  # noqa: E402
+from treepack.kernels import triton_common, triton_op  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("version", triton_op.GLUON_TESTED)
+def test_compiled_for_hopper(version):
+    """Every variant: no products that ptxas serialises, a handful of spilled words at most, shared memory that a block
+    has; with each Triton that the kernels are tied to (make test puts them into .venv)."""
+    folder = Path(os.environ.get("TREEPACK_TRITON", sys.prefix)) / f"triton-{version}.0"
+    if not (folder / "triton").is_dir():
+        pytest.skip(f"Triton {version}.0 is not in {folder}")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, str(ROOT / "benches" / "gluon_compile.py"), "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["triton"] == f"{version}.0"
+    assert len(report["kernels"]) == 3 * 2 * 2 * 2  # kernels, head sizes, dtypes, variants
+    for row in report["kernels"]:
+        assert row["registers"] == 168, row  # what the warp groups start from and trade
+        assert row["spills"] == 0 or (row["size"] == 128 and row["kernel"] != "forward"), row
+
+
+def hopper(monkeypatch, version=None):
+    """What `_kernels` asks, as on an H100; returns it for a query tensor of this dtype and head size."""
+    monkeypatch.setattr(triton_op, "_capability", lambda index: (9, 0))
+    monkeypatch.setattr(triton_op, "VERSION_OBJECTION", version and triton_op.version_objection(version))
+
+    def rule(impl="triton", dtype=torch.bfloat16, size=128, window=0, softcap=0.0, scale=0.1, cuda=True):
+        q = SimpleNamespace(is_cuda=cuda, dtype=dtype, shape=(10, 4, size), device=torch.device("cuda:0"))
+        return attention._kernels(impl, q, window, softcap, scale)
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("call", "covered"),
+    [
+        ({}, True),
+        ({"size": 64, "dtype": torch.float16}, True),
+        ({"size": 96}, False),
+        ({"size": 256}, False),
+        ({"dtype": torch.float32}, False),
+        ({"window": 5}, False),
+        ({"softcap": 2.0}, False),
+        ({"scale": -0.1}, False),
+        ({"scale": 0.0}, False),
+        ({"cuda": False}, False),
+    ],
+    ids=str,
+)
+def test_the_rule(monkeypatch, call, covered):
+    rule = hopper(monkeypatch)
+    assert rule(**call) == (triton_op.AUTO if covered else triton_op.PLAIN)
+    assert rule("triton_plain", **call) == triton_op.PLAIN
+    if covered:
+        assert rule("gluon", **call) == triton_op.GLUON
+    else:
+        with pytest.raises(ValueError, match=r'impl="gluon" cannot run this: they .*; impl="triton" takes it'):
+            rule("gluon", **call)
+
+
+def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):
+    rule = hopper(monkeypatch)
+    monkeypatch.setattr(triton_op, "_capability", lambda index: (8, 0))
+    assert rule() == triton_op.PLAIN
+    with pytest.raises(ValueError, match=r"compute capability 9\.0"):
+        rule("gluon")
+
+
+def test_another_triton_is_named(monkeypatch):
+    rule = hopper(monkeypatch, "3.7.1")
+    for impl in ("triton", "gluon"):
+        message = r'tested with Triton 3\.6\.x, this is 3\.7\.1; impl="triton_plain" runs the portable kernels'
+        with pytest.raises(RuntimeError, match=message):
+            rule(impl)
+    assert rule("triton_plain") == triton_op.PLAIN
+    assert rule(size=96) == triton_op.PLAIN  # what only the portable kernels cover asks for no version
+    assert triton_op.version_objection("3.6.0") is None
+    assert triton_op.version_objection("3.6.3+git") is None
+
+
+def test_impl_gluon_on_the_cpu_says_what_it_needs():
+    q = torch.zeros(1, 2, 8, 64)
+    end = torch.arange(1, 9, dtype=torch.int32)
+    for impl in ("gluon", "triton_plain"):
+        with pytest.raises(RuntimeError, match=f'impl="{impl}" needs a GPU, q is on cpu'):
+            tree_attention(q, q, q, subtree_end=end, impl=impl)
+
+
+def test_layouts_that_descriptors_read():
+    columns = torch.zeros(50, 4, 64, dtype=torch.bfloat16)
+    rows = torch.zeros(4, 50, 64, dtype=torch.bfloat16).transpose(0, 1)
+    fused = torch.zeros(50, 12, 64, dtype=torch.bfloat16)[:, 4:8]
+    assert triton_common.matrix_view(columns) == ([50, 256], 256, triton_common.COLUMNS)
+    assert triton_common.matrix_view(rows) == ([200, 64], 64, triton_common.ROWS)
+    assert triton_common.matrix_view(fused) == ([50, 256], 768, triton_common.COLUMNS)
+    for other in (
+        torch.zeros(4, 64, 50, dtype=torch.bfloat16).permute(2, 0, 1),  # the head size is not innermost
+        torch.zeros(50 * 4 * 64 + 1, dtype=torch.bfloat16)[1:].view(50, 4, 64),  # rows do not start on 16 bytes
+        torch.zeros(50, 4, 64, dtype=torch.bfloat16)[:, :1].expand(50, 4, 64),  # heads that are one
+    ):
+        assert triton_common.matrix_view(other) is None
+
+
+def trees():
+    """(name, subtree_end) of shapes that stress the lists."""
+    yield "chain", forests.layout(forests.chain(700)).subtree_end
+    yield "one token", np.array([1], np.int32)
+    yield "padding only", np.arange(300, dtype=np.int32)
+    yield "agent", forests.layout(forests.agent(2, 5, 400, 90), padding=50).subtree_end
+    yield "a run between branches", forests.layout([(300, [(400, []), (300, [(500, []), (300, [])])])]).subtree_end
+    for seed in range(12):
+        nests = forests.random_nests(random.Random(seed), 200 + 97 * seed)
+        yield f"drawn {seed}", forests.layout(nests, padding=31 * (seed % 4)).subtree_end
+
+
+def walk(rows, items, tile):
+    """The kernels' `tile_list` and `next_tile` in Python: (key tiles in order, how many of them are masked)."""
+    start, runs, fulls, partials = (int(x) for x in rows[tile])
+    last = max(start + 2 * runs + partials - 1, 0)
+    seen = partials > 0 and int(items[last]) == tile
+    total, masked = (partials + fulls, partials) if seen else (1, 1)
+    order, n, run = [tile], tile, start
+    for i in range(total - 1):
+        listed = int(items[last - min(i + 1, masked - 1)])
+        inside = i + 1 > masked
+        ended = n + 1 == int(items[run + 1])
+        run += 2 if inside and ended else 0
+        fresh = int(items[run])
+        n = listed if i + 1 < masked else (n + 1 if inside and not ended else fresh)
+        order.append(n)
+    return order, masked
+
+
+@pytest.mark.parametrize(("name", "end"), list(trees()), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_walk_visits_every_visible_tile_once(name, end):
+    """... the diagonal first, what needs a mask before what does not, and reads no number outside the lists."""
+    n = len(end)
+    rows, items = (x.numpy() for x in tree_tiles(torch.from_numpy(end)).lists(128))
+    real = np.arange(n) < end
+    sees = (np.arange(n)[None] <= np.arange(n)[:, None]) & (np.arange(n)[:, None] < end[None]) & real[:, None]
+    for tile in range(-(-n // 128)):
+        order, masked = walk(rows, items, tile)
+        assert order[0] == tile
+        visible = [k for k in range(tile + 1) if sees[tile * 128 : tile * 128 + 128, k * 128 : k * 128 + 128].any()]
+        assert sorted(order) == (visible or [tile])
+        for k in order[1:masked]:
+            assert k < tile  # so that `m < subtree_end[n]` is the whole mask
+        for k in order[masked:]:
+            assert sees[tile * 128 : min(tile * 128 + 128, n), k * 128 : k * 128 + 128].all()
+
+
+@pytest.mark.parametrize(("name", "end"), list(trees()), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_schedule(name, end):
+    """Both orders are permutations, the longest first; a key tile's range holds every query that sees one of its keys,
+    and what dK/dV leaves unmasked is seen in full."""
+    n = len(end)
+    tiles = tree_tiles(torch.from_numpy(end))
+    schedule, rows = tiles.schedule().numpy(), tiles.lists(128)[0].numpy()
+    count = -(-n // 128)
+    assert schedule.shape == (count, 4)
+    assert schedule.dtype == np.int32
+    assert sorted(schedule[:, 0]) == sorted(schedule[:, 1]) == list(range(count))
+    lengths = (rows[:, 2] + rows[:, 3])[schedule[:, 0]]
+    assert (np.diff(lengths) <= 0).all()
+    ranges = (schedule[:, 2] - 128 * np.arange(count))[schedule[:, 1]]
+    assert (np.diff(ranges) <= 0).all()
+    real = np.arange(n) < end
+    for key, (_, _, largest, smallest) in enumerate(schedule):
+        part = slice(128 * key, min(128 * key + 128, n))
+        assert largest == max([0, *end[part][real[part]]])
+        assert smallest == min(end[part])
+    assert tiles.schedule() is tiles.schedule()  # once for all layers
