@@ -61,7 +61,9 @@ def model_inputs(tree: Any, *, impl: str | None = None, sliding_window: int | No
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
-    if end.is_cuda and impl in (None, "triton"):
+    if end.is_cuda and impl in (None, "triton", "triton_plain", "gluon"):
+        if impl != "triton_plain" and torch.cuda.get_device_capability(end.device) == (9, 0):
+            tiles.schedule()
         for window in {0, sliding_window or 0}:
             tiles.lists(128, window)
             tiles.lists(64, window)
