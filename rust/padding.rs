@@ -40,8 +40,7 @@ macro_rules! bits {
 bits!(u8: one_byte, u16: two_bytes, u32: four_bytes, u64: eight_bytes);
 
 /// Where the tokens of each row of an attention mask (rows, width) lie in the flattened batch, or `None` where a row
-/// has a hole between tokens, or a value that is neither 0 nor 1. A row without a token is an empty span. Reads every
-/// value once.
+/// has a hole between tokens, or a value that is neither 0 nor 1. A row without a token is an empty span. One pass.
 pub fn token_spans<T: Bits>(mask: &[T], rows: usize) -> Option<(Vec<i64>, Vec<i64>)> {
     let (mut starts, mut ends) = (vec![0; rows], vec![0; rows]);
     T::token_spans(mask, rows, &mut starts, &mut ends).then_some((starts, ends))
@@ -113,6 +112,51 @@ mod tests {
         assert_eq!(mask_bytes(&[&a, &[], &b]), Some(vec![1, 0, 1, 0, 1]));
         assert_eq!(mask_bytes(&[&a, &[0, 256][..]]), None);
         assert_eq!(mask_bytes::<u64>(&[]), Some(vec![]));
+    }
+
+    /// What was compiled for AVX2 against the same body for the baseline, and against what is known of the row: every
+    /// length up to four blocks at several alignments, and a wrong value with any bit.
+    macro_rules! lengths_and_alignments {
+        ($($word:ident),*) => { $(
+            for (length, shift) in (0..131).flat_map(|length| [0, 1, 3].map(|shift| (length, shift))) {
+                let near = [0, 31, 32, 33, length / 2, length.max(1) - 1, length];
+                for (start, end) in near.iter().flat_map(|&a| near.map(|b| (a, b))).filter(|&(a, b)| a < b && b <= length) {
+                    let mut held: Vec<$word> = vec![0; shift + length];
+                    held[shift + start..shift + end].fill(1);
+                    let bytes: Vec<u8> = held[shift..].iter().map(|&value| value as u8).collect();
+                    let expected = Some((vec![start as i64], vec![end as i64]));
+                    assert_eq!(spans(&held[shift..]), [expected.clone(), expected]);
+                    assert_eq!(narrow(&held[shift..]), [Some(bytes.clone()), Some(bytes)]);
+                    for bit in [1, 7, 8, 31, $word::BITS - 1].into_iter().filter(|&bit| bit < $word::BITS) {
+                        let mut wrong = held.clone();
+                        wrong[shift + (start + end) / 2] ^= 1 << bit;
+                        assert_eq!(spans(&wrong[shift..]), [None, None]);
+                        assert_eq!(narrow(&wrong[shift..]), [None, None]);
+                    }
+                }
+            }
+        )* };
+    }
+
+    /// (starts, ends) of one row by either way.
+    fn spans<T: Bits>(row: &[T]) -> [Option<(Vec<i64>, Vec<i64>)>; 2] {
+        [T::token_spans, token_spans_body::<T>].map(|find| {
+            let (mut starts, mut ends) = (vec![0], vec![0]);
+            find(row, 1, &mut starts, &mut ends).then_some((starts, ends))
+        })
+    }
+
+    /// Bytes of a mask by either way.
+    fn narrow<T: Bits>(mask: &[T]) -> [Option<Vec<u8>>; 2] {
+        [T::mask_bytes, mask_bytes_body::<T>].map(|narrow| {
+            let mut to = vec![9; mask.len()];
+            narrow(mask, &mut to).then_some(to)
+        })
+    }
+
+    #[test]
+    fn every_width_length_and_alignment() {
+        lengths_and_alignments!(u8, u16, u32, u64);
     }
 
     proptest! {

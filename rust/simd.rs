@@ -12,7 +12,7 @@ macro_rules! with_avx2 {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt,lzcnt")]
-                fn wide($($arg: $ty),*) -> $ret {
+                unsafe fn wide($($arg: $ty),*) -> $ret {
                     $body($($arg),*)
                 }
                 if crate::simd::has_avx2() {
@@ -151,6 +151,31 @@ mod tests {
                     (a.iter().map(|&v| v as u8).collect(), b.iter().map(|&v| v as u8).collect());
                 assert_eq!(common_prefix_bytes(&x, &y), at);
             }
+        }
+    }
+
+    /// What was compiled for AVX2, the same body for the baseline, and one by one: slices of every length up to four
+    /// blocks at several alignments.
+    #[test]
+    fn every_length_and_alignment_gives_what_one_by_one_gives() {
+        let plain: Vec<i64> = (0..170).map(|at| at * 7919 % 1000).collect();
+        for (length, start) in (0..131usize).flat_map(|length| [0, 1, 3, 31].map(|start| (length, start))) {
+            let a = &plain[start..start + length];
+            let zeros = vec![0u8; start + length];
+            for at in (0..length).step_by(3).chain(length.checked_sub(1)) {
+                let mut other = plain.clone();
+                other[start + at] ^= 1 << 40;
+                let b = &other[start..start + length];
+                assert_eq!((common_prefix(a, b), common_prefix_body(a, b)), (at, at));
+                assert_eq!((id_overflow(b) != 0, all_ids_body(b) != 0), (true, true));
+                let mut mask = zeros.clone();
+                mask[start + at] = 128;
+                let mask = &mask[start..];
+                assert_eq!((run_end(mask, 0, 0), run_end_body(mask, 0, 0)), (at, at));
+                assert_eq!(common_prefix_bytes(mask, &zeros[start..]), at);
+                assert_eq!(common_prefix_body(mask, &zeros[start..]), at);
+            }
+            assert_eq!((common_prefix(a, a), id_overflow(a), run_end(&zeros[start..], 0, 0)), (length, 0, length));
         }
     }
 

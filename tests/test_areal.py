@@ -323,3 +323,11 @@ def test_left_padding_is_what_areal_gets_wrong():
     theirs, ours = both(padded(samples, "left"), 8)
     assert theirs.mbs[0]["input_ids"][0, :4].tolist() == [7, 1, 2, 3]  # padding as tokens, the last token lost
     assert ours.mbs[0]["input_ids"][0, :4].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask"])
+def test_tensors_that_are_not_dense(name):
+    data = {"input_ids": torch.ones(2, 3, dtype=torch.int64), "attention_mask": torch.ones(2, 3, dtype=torch.int64)}
+    data[name] = data[name].to_sparse()
+    with pytest.raises(TypeError, match=f"{name} is a tensor of kind torch.sparse_coo; it must be a dense one"):
+        areal.build_packed_tree_batch(data, Spec(8))

@@ -110,6 +110,53 @@ def test_threads_pack_at_the_same_time():
     assert wrong == []
 
 
+def test_another_thread_packs_other_columns_meanwhile(monkeypatch):
+    """What the columns look like is remembered from call to call: each call goes by what it started with."""
+    narrow = [{"input_ids": np.array([1, 2]), "weight": np.array([1, 5], np.int16)}]
+    wide = [{"input_ids": np.array([1, 2]), "other": np.array([0.5, 0.25])}]
+    treepack.pack(narrow, max_tokens=8)
+    pack_ready = treepack.packing._core.pack_ready
+    answers = []
+
+    def interrupted(*arguments):
+        if not answers:
+            answers.append(None)
+            thread = threading.Thread(target=lambda: treepack.pack(wide, max_tokens=8))
+            thread.start()
+            thread.join()
+        answers.append(pack_ready(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(treepack.packing._core, "pack_ready", interrupted)
+    (tree,) = treepack.pack(narrow, max_tokens=8)
+    assert answers[-1] is not None, "the columns were ready: this is the way in which they are remembered"
+    assert tree.terms["weight"].dtype == np.int16
+    assert tree.terms["weight"].tolist() == [5]
+
+
+@pytest.mark.parametrize("hole", [False, True])
+def test_threads_share_one_padded_batch(hole):
+    rng = np.random.default_rng(0)
+    real = np.arange(400) < rng.integers(1, 400, 60)[:, None]
+    real[7, :4] = [True, True, not hole, True]
+    names = ("input_ids", "completion_mask", "weight")
+    batch = {name: rng.integers(0, 2, real.shape) for name in names} | {"attention_mask": real}
+    wanted = [copies(tree) for tree in treepack.pack(batch, max_tokens=3000)]
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            for tree, before in zip(treepack.pack(batch, max_tokens=3000), wanted, strict=True):
+                wrong.extend(n for n, array in everything(tree).items() if not np.array_equal(array, before[n]))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 # ------------------------------------------------------------------------------------------------------ the memory
 
 

@@ -1,7 +1,10 @@
 """Bad padded and flat batches, and what is no list of samples at all: refused by the name of the column."""
 
+import warnings
+
 import numpy as np
 import pytest
+from helpers import says
 
 import treepack
 
@@ -58,6 +61,105 @@ def test_batch_columns_of_another_length():
         name = list(batch)[-1]
         with pytest.raises(treepack.PackError, match=name):
             treepack.pack(batch, max_tokens=100, **kwargs)
+
+
+ONE_BAD_VALUE = [
+    ("input_ids", 2**64 - 1, np.uint64, "sample 1: input_ids[1] is 18446744073709551615"),
+    ("input_ids", 2**31, np.int64, "sample 1: input_ids[1] is 2147483648"),
+    ("completion_mask", 2, np.uint8, "sample 1: completion_mask[1] is 2"),
+    ("completion_mask", -1, np.int64, "sample 1: completion_mask[1] is -1"),
+    ("completion_mask", 256, ">u2", "sample 1: completion_mask[1] is 256"),
+    ("sampling_mask_counts", 2**40, np.int64, "sample 1: sampling_mask_counts[1] is 1099511627776"),
+    ("sampling_mask_counts", -1, np.int64, "sample 1: sampling_mask_counts[1] is -1"),
+    ("sampling_mask", 2**31, np.int64, "sample 1: the kept set of token 1 holds id 2147483648"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "dtype", "message"), ONE_BAD_VALUE)
+@pytest.mark.parametrize("kind", ["flat", "left", "holes"])
+def test_one_bad_value_is_named_by_its_sample_and_token(kind, name, value, dtype, message):
+    """Two samples of two tokens; the second token of the second one is wrong. Tokens are counted without padding."""
+    real = {"left": [[0, 1, 1], [0, 1, 1]], "holes": [[1, 0, 1], [1, 1, 0]]}.get(kind, [[1, 1, 0], [1, 1, 0]])
+    real = np.array(real, bool)
+    columns = {"input_ids": [1, 2, 1, 4], "completion_mask": [0, 1, 0, 1]}
+    batch = {}
+    if name.startswith("sampling_mask"):
+        columns["sampling_mask_counts"], batch["sampling_mask"] = [0, 2, 0, 1], np.array([2, 1, 4])
+    for column, values in columns.items():
+        batch[column] = np.zeros(real.shape, np.int64)
+        batch[column][real] = values
+    if name == "sampling_mask":
+        batch[name][2] = value
+    else:
+        batch[name] = batch[name].astype(dtype)
+        batch[name][tuple(np.argwhere(real)[-1])] = value
+    if kind == "flat":
+        batch = {column: array[real] if array.ndim == 2 else array for column, array in batch.items()}
+        batch["cu_seqlens"] = [0, 2, 4]
+    else:
+        batch["attention_mask"] = real
+    with pytest.raises(treepack.PackError) as error:
+        treepack.pack(batch, max_tokens=8)
+    says(error, message)
+
+
+def test_a_row_of_padding_alone():
+    for real in ([[1, 1], [0, 0]], [[1, 1, 0, 1], [0, 0, 0, 0]]):
+        with pytest.raises(treepack.PackError, match="sample 1: its row of attention_mask is all padding"):
+            treepack.pack({"input_ids": np.ones_like(real), "attention_mask": real}, max_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["completion_mask", "sampling_mask_counts"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_one_value_a_token_has_no_further_axis(name, value):
+    batch = {"input_ids": np.ones((2, 4), int), "attention_mask": [[1, 1, 1, 0]] * 2, "sampling_mask": []}
+    with pytest.raises(treepack.PackError, match=rf"{name} has shape \(2, 4, 2\); a column of this batch has \(2, 4\)"):
+        treepack.pack(batch | {name: np.full((2, 4, 2), value)}, max_tokens=8)
+
+
+@pytest.mark.parametrize("group", [None, 7, "ab", np.int64(3), np.array(3)])
+def test_one_group_for_a_whole_batch(group):
+    batch = {"input_ids": np.ones((2, 4), int), "attention_mask": np.ones((2, 4), int), "group_id": group}
+    with pytest.raises(TypeError, match=r"group_id is a .*; a list or an array with one value per sample is needed"):
+        treepack.pack(batch, max_tokens=8)
+
+
+def test_tensors_that_numpy_cannot_hold():
+    torch = pytest.importorskip("torch")
+    ones = torch.ones(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls each of these a beta
+        tensors = [
+            (ones.to_sparse(), "weight has layout torch.sparse_coo; .*to_dense"),
+            (ones.to_sparse_csr(), "weight has layout torch.sparse_csr; .*to_dense"),
+            (
+                torch.quantize_per_tensor(ones, 0.1, 0, torch.quint8),
+                r"weight is quantized \(torch.quint8\); .*dequantize",
+            ),
+            (torch.nested.nested_tensor([ones[0], ones[1]]), "weight is a nested tensor; .*padded"),
+            (
+                torch.nested.nested_tensor([ones[0], ones[1]], layout=torch.jagged),
+                "weight is a nested tensor; .*padded",
+            ),
+            (ones.bfloat16(), "weight has dtype torch.bfloat16"),
+            (ones.to("meta"), "weight is on meta"),
+        ]
+    batch = {"input_ids": torch.ones(2, 4, dtype=torch.int64), "attention_mask": torch.ones(2, 4, dtype=torch.bool)}
+    for tensor, message in tensors:
+        with pytest.raises(TypeError, match=message):
+            treepack.pack(batch | {"weight": tensor}, max_tokens=8)
+
+
+def test_tensors_of_a_subclass_with_a_gradient():
+    torch = pytest.importorskip("torch")
+
+    class Mine(torch.Tensor):
+        pass
+
+    batch = {"input_ids": torch.ones(1, 4, dtype=torch.int64), "attention_mask": torch.ones(1, 4, dtype=torch.bool)}
+    weight = torch.arange(4.0).reshape(1, 4).requires_grad_().as_subclass(Mine)
+    (tree,) = treepack.pack(batch | {"weight": weight}, max_tokens=8)
+    assert tree.terms["weight"].tolist() == [1, 2, 3]
 
 
 def test_flat_columns_must_be_named():

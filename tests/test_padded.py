@@ -9,7 +9,7 @@ hole            1 9 2 3 9          1 0 1 1 0        one row like this, and the b
 
 import numpy as np
 import pytest
-from helpers import as_arrays, image, sample_lists, says
+from helpers import as_arrays, flat, image, sample_lists, says
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,17 +128,70 @@ def test_one_value_a_row_is_not_one_a_token(name):
         treepack.pack(batch | {name: np.zeros(2, int)}, max_tokens=8)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=6), st.sampled_from(SIDES),
+    st.integers(0, 2**32 - 1), st.sampled_from([np.int64, np.uint8, np.bool_]),
+)  # fmt: skip
+def test_one_identity_for_all_tokens_of_a_row(drawn, side, seed, dtype):
+    """Tokens of samples with another identity do not merge, however the samples come."""
+    samples = [{"input_ids": np.arange(n), "identity": dtype(value), "group_id": value} for n, value in drawn]
+    listed = treepack.pack(samples, max_tokens=9)
+    identity = np.array([sample["identity"] for sample in samples])
+    batch = padded(samples, side, 2, np.random.default_rng(seed)) | {"identity": identity}
+    assert image(treepack.pack(batch, max_tokens=9)) == image(listed)
+    batch = flat(samples) | {"identity": identity, "group_id": batch["group_id"]}
+    assert image(treepack.pack(batch, max_tokens=9, per_sample=["identity"])) == image(listed)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_ids_of_any_size_at_padding(side):
+    samples = [{"input_ids": np.array(ids)} for ids in ([1, 2, 3], [1, 2], [4])]
+    batch = padded(samples, side, 2, np.random.default_rng(2))
+    for junk in (-1, 2**31, 2**62, -(2**63)):
+        batch["input_ids"][batch["attention_mask"] == 0] = junk
+        assert image(treepack.pack(batch, max_tokens=8)) == image(treepack.pack(samples, max_tokens=8))
+    unsigned = batch | {"input_ids": batch["input_ids"].astype(np.uint64)}
+    assert image(treepack.pack(unsigned, max_tokens=8)) == image(treepack.pack(samples, max_tokens=8))
+
+
+@pytest.mark.parametrize("true", [2, 128, 255])
+def test_a_view_as_booleans_is_true_where_it_is_not_0(true):
+    real = np.array([[0, true, 1, true], [true, true, 0, 0]], np.uint8)
+    batch = {"input_ids": np.array([[9, 1, 2, 3], [1, 2, 9, 9]]), "attention_mask": real.view(np.bool_)}
+    assert image(treepack.pack(batch, max_tokens=8)) == image(
+        treepack.pack([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}], max_tokens=8)
+    )
+
+
+class Flipped(np.ndarray):
+    """Reshapes and indexes as no array does, like `np.matrix`."""
+
+    def reshape(self, *shape, **_):
+        return np.ndarray.reshape(self, *shape)[..., None]
+
+    def __getitem__(self, at):
+        return np.ndarray.__getitem__(self, at)[None]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_subclasses_are_their_values(side):
+    samples = [{"input_ids": np.array(ids), "weight": np.array(ids) / 4} for ids in ([5, 6, 7], [5, 8])]
+    batch = padded(samples, side, 1, np.random.default_rng(0))
+    batch = {name: array.view(Flipped) for name, array in batch.items()}
+    assert image(treepack.pack(batch, max_tokens=8)) == image(treepack.pack(samples, max_tokens=8))
+
+
 # ------------------------------------------------------------------------------------------------------ the border
 
 
 def test_spans_outside_of_a_column_are_refused():
     ids = np.arange(4)
     for starts, ends in (([0], [5]), ([-1], [2]), ([3], [1]), ([0, 2], [2]), ([2**62], [2**63 - 1])):
-        flat = Flat(ids, np.array(starts), np.array(ends))
+        cut = Flat(ids, np.array(starts), np.array(ends))
         with pytest.raises(treepack.PackError, match="do not lie within"):
-            treepack.pack(Inputs(flat, offsets=np.array([0])), max_tokens=8)
+            treepack.pack(Inputs(cut), max_tokens=8)
         with pytest.raises(treepack.PackError, match="do not lie within"):
-            _core.mask_bytes(*flat)
+            _core.mask_bytes(*cut)
 
 
 def test_masks_of_floats_do_not_cross():

@@ -39,8 +39,8 @@ def _as_numpy(value: Any, where: str) -> Array:
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{where} is a masked array; give plain arrays, and padding by attention_mask")
-        return value
-    if type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach"):
+        return np.asarray(value)  # subclasses index and reshape by rules of their own
+    if hasattr(value, "detach") and hasattr(value, "resolve_conj"):  # a tensor, or of a subclass of any module
         return _from_torch(value, where)
     try:
         array = np.asarray(value)
@@ -61,11 +61,19 @@ def _from_torch(value: Any, where: str) -> Array:
         raise TypeError(f"{where} is on {value.device}; packing works on the host: call .cpu() first")
     try:
         array: Array = value.detach().resolve_conj().resolve_neg().numpy()
-    except (TypeError, RuntimeError):
-        raise TypeError(
-            f"{where} has dtype {value.dtype}, which NumPy does not have; convert it, say with .float()"
-        ) from None
+    except (TypeError, RuntimeError, NotImplementedError):
+        raise TypeError(f"{where} {_not_in_numpy(value)}") from None
     return array
+
+
+def _not_in_numpy(tensor: Any) -> str:
+    if tensor.is_nested:
+        return "is a nested tensor; give one sample for each of its parts, or a padded batch"
+    if str(tensor.layout) != "torch.strided":
+        return f"has layout {tensor.layout}; packing works on dense tensors: call .to_dense() first"
+    if tensor.is_quantized:
+        return f"is quantized ({tensor.dtype}); call .dequantize() or .int_repr() first"
+    return f"has dtype {tensor.dtype}, which NumPy does not have; convert it, say with .float()"
 
 
 def to_ids(value: Any, where: str) -> npt.NDArray[np.int64]:
@@ -122,7 +130,8 @@ def to_attention_mask(value: Any, where: str) -> npt.NDArray[np.bool_]:
     """A mask that says which tokens are real (1) and which padding (0). Any integer or boolean dtype."""
     array = _mask_like(value, where)
     _check_mask(array, where, "0 (padding) and 1 (real)")
-    return array.astype(np.bool_)
+    real: npt.NDArray[np.bool_] = array != 0  # no bytes but 0 and 1, where a view as booleans may have others
+    return real
 
 
 def _mask_like(value: Any, where: str) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -42,6 +43,12 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
     if REAL not in batch:
         raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
     tokens = _Padded(to_numpy(batch.pop(REAL), REAL), ids.shape)
+    empty = np.flatnonzero(np.diff(tokens.offsets) == 0)
+    if empty.size:
+        raise PackError(
+            f"sample {empty[0]}: its row of attention_mask is all padding; a sample needs at least one token: "
+            "leave such rows out"
+        )
     columns: dict[str, Any] = {IDS: ids}
     per_token, per_sample = set(), set()
     for name, value in batch.items():
@@ -50,22 +57,25 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
             columns[name] = value
             continue
         columns[name] = array = to_numpy(value, name)
-        if array.shape[:2] == ids.shape:
+        only_per_token = name in (MASK, COUNTS)
+        if array.shape == ids.shape or (array.shape[:2] == ids.shape and not only_per_token):
             if name == COUNTS and (array[~tokens.real] != 0).any():
                 row = int(np.argwhere((array != 0) & ~tokens.real)[0, 0])
                 raise PackError(f"sample {row}: sampling_mask_counts is not 0 at padding")
             per_token.add(name)
-        elif array.shape == ids.shape[:1] and name not in (MASK, COUNTS):
+        elif array.shape == ids.shape[:1] and not only_per_token:
             per_sample.add(name)
         else:
             per_row = f"{(*ids.shape, '...')} per token or {ids.shape[:1]} per sample"
-            wanted = f"{ids.shape}" if name in (MASK, COUNTS) else per_row
+            wanted = f"{ids.shape}" if only_per_token else per_row
             raise PackError(f"{name} has shape {array.shape}; a column of this batch has {wanted}")
     return _read(columns, tokens, frozenset(per_token), frozenset(per_sample))
 
 
 def read_flat(batch: dict[str, Any], per_token: frozenset[str], per_sample: frozenset[str]) -> Inputs:
-    ids = to_ids(batch[IDS], IDS)
+    ids = to_numpy(batch[IDS], IDS)
+    if ids.ndim != 1:
+        raise PackError(f"input_ids has shape {ids.shape}; beside cu_seqlens it is flat, (R,)")
     offsets = _offsets(batch.pop("cu_seqlens"), len(ids))
     return _read(batch | {IDS: ids}, _Tokens(offsets), per_token, per_sample)
 
@@ -82,8 +92,18 @@ class _Tokens:
 
     def packed(self, value: Any, name: str, convert: Convert) -> Flat:
         """A per-token column without padding."""
-        array = _rows(convert(value, name), name, int(self.offsets[-1]), "tokens")
-        return Flat(array, self.offsets[:-1], self.offsets[1:])
+        array = _rows(to_numpy(value, name), name, int(self.offsets[-1]), "tokens")
+        try:
+            return self.flat(convert(array, name))
+        except PackError:
+            # Again sample by sample, since the message has to name one.
+            for sample, (start, end) in enumerate(pairwise(self.offsets.tolist() if array.ndim == 1 else [])):
+                convert(array[start:end], f"sample {sample}: {name}")
+            raise
+
+    def flat(self, values: Array) -> Flat:
+        """One value per token, end to end."""
+        return Flat(values, self.offsets[:-1], self.offsets[1:])
 
     def mask(self, value: Any) -> Flat:
         """The completion mask, a byte per token."""
@@ -91,7 +111,7 @@ class _Tokens:
         if array.dtype in (np.uint8, np.bool_):
             flat = self.column(array, MASK, to_mask)
         elif (found := self._mask_bytes(array)) is not None:
-            flat = Flat(found, self.offsets[:-1], self.offsets[1:])
+            flat = self.flat(found)
         else:
             flat = self.packed(array, MASK, to_mask)  # says what is wrong
         if flat.values.ndim != 1:
@@ -117,7 +137,7 @@ class _Padded(_Tokens):
         if spans is None and self.real.shape != shape:
             raise PackError(f"attention_mask has shape {mask.shape}; input_ids has shape {shape}")
         self.spans = spans
-        lengths = self.real.sum(1) if spans is None else spans[1] - spans[0]
+        lengths = self.real.sum(1, dtype=np.int64) if spans is None else spans[1] - spans[0]
         super().__init__(np.concatenate([[0], np.cumsum(lengths)]))
 
     @cached_property
@@ -139,7 +159,7 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
     offsets = tokens.offsets
     count = len(offsets) - 1
     ids = batch.pop(IDS)
-    out = Inputs(ids=(tokens.packed if ids.dtype == np.uint64 else tokens.column)(ids, IDS, to_ids), offsets=offsets)
+    out = Inputs(ids=(tokens.packed if ids.dtype == np.uint64 else tokens.column)(ids, IDS, to_ids))
     if MASK in batch:
         out.mask = tokens.mask(batch.pop(MASK))
     if (KEPT in batch) != (COUNTS in batch):
@@ -147,15 +167,17 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
         raise PackError(f"the batch has {has} and no {lacks}; kept sets need both")
     if KEPT in batch:
         counts = tokens.packed(batch.pop(COUNTS), COUNTS, to_int32)
-        kept = to_kept_ids(batch.pop(KEPT), counts.values, "the batch: ")
-        cuts = _kept_offsets(counts.values, len(kept), offsets)
-        out.kept = (Flat(kept, cuts[:-1], cuts[1:]), counts)
+        out.kept = (_kept_ids(batch.pop(KEPT), counts.values, offsets), counts)
     if GROUP in batch:
         out.add_scalars(GROUP, _rows(group_codes(batch.pop(GROUP)), GROUP, count, "samples"))
     for name in batch:
         check_name(name)
     for name, value in sorted(batch.items()):
-        if name in per_token or (name in KNOWN_PER_TOKEN and name not in per_sample):
+        if name == IDENTITY and name in per_sample:
+            # One for all tokens of a sample, as in a list of dicts.
+            scalars = to_identity(_rows(to_scalars(value, name), name, count, "samples"), name)
+            out.add_tokens(name, tokens.flat(np.repeat(scalars, np.diff(offsets))), (scalars.dtype, ()))
+        elif name in per_token or (name in KNOWN_PER_TOKEN and name not in per_sample):
             flat = tokens.column(value, name, to_identity if name == IDENTITY else to_numpy)
             out.add_tokens(name, flat, (flat.values.dtype, flat.values.shape[1:]))
         elif name in per_sample or name in KNOWN_PER_SAMPLE:
@@ -174,7 +196,7 @@ def _rows(array: Array, name: str, count: int, what: str) -> Array:
     return array
 
 
-def _offsets(value: Any, tokens: int) -> npt.NDArray[np.int64]:
+def _offsets(value: Any, tokens: int) -> Offsets:
     offsets = to_ids(value, "cu_seqlens")
     if len(offsets) == 0 or offsets[0] != 0:
         first = offsets[0] if len(offsets) else "missing"
@@ -190,7 +212,24 @@ def _offsets(value: Any, tokens: int) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def _kept_offsets(counts: npt.NDArray[np.int32], ids: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _kept_ids(value: Any, counts: npt.NDArray[np.int32], offsets: Offsets) -> Flat:
+    """The kept ids of all samples, end to end."""
+    array = to_numpy(value, KEPT)
+    if array.ndim != 1:
+        raise PackError(f"{KEPT} has shape {array.shape}; in a batch it is flat, the sets of all tokens end to end")
+    cuts = _kept_offsets(counts, len(array), offsets)
+    try:
+        ids = to_kept_ids(array, counts, "")
+    except PackError:
+        # Again sample by sample, since the message has to name one.
+        for sample in range(len(cuts) - 1):
+            tokens = counts[offsets[sample] : offsets[sample + 1]]
+            to_kept_ids(array[cuts[sample] : cuts[sample + 1]], tokens, f"sample {sample}: ")
+        raise
+    return Flat(ids, cuts[:-1], cuts[1:])
+
+
+def _kept_offsets(counts: npt.NDArray[np.int32], ids: int, offsets: Offsets) -> Offsets:
     """Offsets of the samples in the flat kept ids."""
     negative = np.flatnonzero(counts < 0)
     if negative.size:

@@ -1,4 +1,5 @@
-"""The columns of a call as they cross the border to Rust: one array per sample in lists, or flat arrays and offsets."""
+"""The columns of a call as they cross the border to Rust: one array per sample in lists, or flat arrays and where
+the samples lie in them."""
 
 from __future__ import annotations
 
@@ -38,8 +39,7 @@ class Flat(NamedTuple):
 class Inputs:
     """All columns of a call, ready for Rust. A per-token column is a list with one array per sample, or `Flat`.
 
-    `offsets`: of the samples in the flat input, if they came as a batch. `formats`: row format of each gathered column,
-    by name."""
+    `formats`: row format of each gathered column, by name."""
 
     ids: Any
     mask: Any = None
@@ -47,7 +47,6 @@ class Inputs:
     kept: tuple[Any, Any] | None = None
     token_columns: list[tuple[str, int, Any]] = field(default_factory=list)
     sample_columns: list[tuple[str, int, Array, bool]] = field(default_factory=list)
-    offsets: npt.NDArray[np.int64] | None = None
     formats: dict[str, Format] = field(default_factory=dict)
 
     def add_tokens(self, name: str, values: Any, row: Format) -> None:
@@ -65,6 +64,8 @@ class Inputs:
 
 def group_codes(groups: Iterable[Hashable]) -> Array:
     """Groups as integers: their own values where all are integers, else numbers in order of first appearance."""
+    if isinstance(groups, str | bytes) or not isinstance(groups, Iterable) or getattr(groups, "ndim", 1) == 0:
+        raise TypeError(f"{GROUP} is a {type(groups).__name__}; a list or an array with one value per sample is needed")
     groups = list(groups)
     if not set(map(type, groups)) <= {int, str}:
         groups = [plain(group, f"sample {i}: {GROUP}") for i, group in enumerate(groups)]

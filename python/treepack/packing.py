@@ -37,7 +37,7 @@ def pack(
         samples: one of
             - a list of dicts with `input_ids` (L,) and optionally `completion_mask` (L,) of 0 and 1 (1 = trained;
               absent = every token is trained), `old_log_probs` (L,), `advantage`, `group_id` (any hashable), `identity`
-              (integers, (L,) or (L, ...): tokens merge only where it is equal), kept sets (`sampling_mask`: flat ids,
+              (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
               `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
               sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
@@ -83,12 +83,13 @@ def pack(
         ranks=ranks,
     )
     global _last
-    if _last is not None and type(samples) is list:
-        core = _core.pack_ready(samples, _last[0], checked)
+    last = _last  # another thread may set it while this one packs
+    if last is not None and type(samples) is list:
+        core = _core.pack_ready(samples, last[0], checked)
         if core is not None:
-            return Packed(core, _last[1], checked["ranks"], start)
+            return Packed(core, last[1], checked["ranks"], start)
     columns = inputs.read(samples, per_token, per_sample)
     core = _core.pack(columns, checked)
-    if columns.offsets is None and len(columns.ids) > 0:
+    if isinstance(columns.ids, list) and columns.ids:
         _last = (ready_formats(columns), columns.formats)
     return Packed(core, columns.formats, checked["ranks"], start)

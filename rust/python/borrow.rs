@@ -119,19 +119,21 @@ pub fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> PyResult<&[T]> {
     bytemuck::try_cast_slice(bytes).map_err(|error| PyTypeError::new_err(format!("an array at the border: {error}")))
 }
 
-/// A column: a list with one array per sample, or one flat array and where the samples lie in it, in rows.
-pub enum Source<'a, 'py> {
-    List(&'a Bound<'py, PyList>),
-    Flat { values: &'a Bound<'py, PyAny>, starts: &'a Bound<'py, PyAny>, ends: &'a Bound<'py, PyAny> },
+/// The rows of a per-token column: a list with one array per sample, or `columns.Flat`, one array with the rows at which
+/// the samples start and end.
+#[derive(FromPyObject)]
+pub enum Rows<'py> {
+    List(Bound<'py, PyList>),
+    Flat(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
 }
 
-impl Source<'_, '_> {
+impl Rows<'_> {
     /// SAFETY: the column must live, unchanged as a list, for `'b`.
     pub unsafe fn rows<'b>(&self, width: usize) -> PyResult<Vec<&'b [u8]>> {
         let (values, starts, ends) = match self {
             // SAFETY: passed on to the caller.
-            Source::List(list) => return list.iter().map(|value| unsafe { bytes(&value) }).collect(),
-            Source::Flat { values, starts, ends } => (values, starts, ends),
+            Rows::List(list) => return list.iter().map(|value| unsafe { bytes(&value) }).collect(),
+            Rows::Flat(values, starts, ends) => (values, starts, ends),
         };
         // SAFETY: passed on to the caller.
         let (flat, starts, ends): (&'b [u8], &[u8], &[u8]) = unsafe { (bytes(values)?, bytes(starts)?, bytes(ends)?) };

@@ -1,26 +1,9 @@
 //! What `inputs.py` makes ready -> the samples and options of the crate.
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 
-use super::borrow::{bytes, Source};
+use super::borrow::{bytes, Rows};
 use crate::{KeptSets, Options, Order, Placement, SampleColumn, Samples, TokenColumn};
-
-/// The rows of a per-token column: a list with one array per sample, or `columns.Flat`.
-#[derive(FromPyObject)]
-enum Rows<'py> {
-    List(Bound<'py, PyList>),
-    Flat(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>),
-}
-
-impl<'py> Rows<'py> {
-    fn source(&self) -> Source<'_, 'py> {
-        match self {
-            Rows::List(list) => Source::List(list),
-            Rows::Flat(values, starts, ends) => Source::Flat { values, starts, ends },
-        }
-    }
-}
 
 /// A per-token column: name, bytes per token, rows.
 type Column<'py> = (String, usize, Rows<'py>);
@@ -43,7 +26,7 @@ impl Columns<'_> {
     pub fn samples(&self) -> PyResult<Samples<'_>> {
         // SAFETY (all borrows here): `self` holds the lists and arrays, and the samples live no longer than it.
         let token_column = |(name, width, rows): &Column<'_>| -> PyResult<TokenColumn<'_>> {
-            let rows = unsafe { rows.source().rows(*width)? };
+            let rows = unsafe { rows.rows(*width)? };
             Ok(TokenColumn { name: name.clone(), width: *width, rows })
         };
         let sample_column = |(name, width, value, per_term): &GatheredColumn<'_>| -> PyResult<SampleColumn<'_>> {
@@ -51,14 +34,13 @@ impl Columns<'_> {
             Ok(SampleColumn { name: name.clone(), width: *width, rows: rows.into(), per_term: *per_term })
         };
         Ok(Samples {
-            ids: unsafe { self.ids.source().numbers()? },
-            mask: self.mask.as_ref().map(|mask| unsafe { mask.source().rows(1) }).transpose()?,
+            ids: unsafe { self.ids.numbers()? },
+            mask: self.mask.as_ref().map(|mask| unsafe { mask.rows(1) }).transpose()?,
             identity: self.identity.as_ref().map(token_column).transpose()?,
             kept: match &self.kept {
-                Some((ids, counts)) => Some(KeptSets {
-                    ids: unsafe { ids.source().numbers()? },
-                    counts: unsafe { counts.source().numbers()? },
-                }),
+                Some((ids, counts)) => {
+                    Some(KeptSets { ids: unsafe { ids.numbers()? }, counts: unsafe { counts.numbers()? } })
+                }
                 None => None,
             },
             token_columns: self.token_columns.iter().map(token_column).collect::<PyResult<_>>()?,

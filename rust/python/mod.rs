@@ -1,8 +1,9 @@
 //! The border to Python, and the only folder that names it: borrowed arrays in, one buffer out.
 //!
-//! Arrays are borrowed as plain bytes while the GIL is released: the lists at the border are our own and keep their
-//! arrays alive, and whoever writes into an array while it is packed gets what NumPy gives in that case, some mixture of
-//! old and new values. Nothing here or in the crate relies on values for memory safety.
+//! Arrays are borrowed as plain bytes while the GIL is released: the lists and tuples at the border are our own and keep
+//! their arrays alive, and whoever writes into an array while it is packed gets what NumPy gives in that case, some
+//! mixture of old and new values. Nothing here or in the crate relies on values for memory safety. NumPy moves no memory
+//! of an array that something holds; `resize(refcheck=False)` does, and breaks a call here as it breaks NumPy's own.
 
 mod borrow;
 mod columns;

@@ -4,7 +4,7 @@ use numpy::{IntoPyArray, PyArray1, PyArrayDescrMethods, PyUntypedArray, PyUntype
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::borrow::{bytes, cast, Source};
+use super::borrow::{bytes, cast, Rows};
 use crate::{mask_bytes, token_spans};
 
 type Spans<'py> = (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
@@ -49,13 +49,14 @@ pub fn token_spans_of<'py>(py: Python<'py>, mask: &Bound<'py, PyUntypedArray>) -
 pub fn mask_bytes_of<'py>(
     py: Python<'py>,
     mask: &Bound<'py, PyUntypedArray>,
-    starts: &Bound<'py, PyAny>,
-    ends: &Bound<'py, PyAny>,
+    starts: Bound<'py, PyAny>,
+    ends: Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyArray1<u8>>>> {
+    let rows = Rows::Flat(mask.as_any().clone(), starts, ends);
     macro_rules! narrow {
         ($word:ty) => {{
-            // SAFETY: the caller of this function holds the array.
-            let samples = unsafe { Source::Flat { values: mask, starts, ends }.numbers::<$word>()? };
+            // SAFETY: `rows` holds the arrays to the end of this function.
+            let samples = unsafe { rows.numbers::<$word>()? };
             Ok(py.detach(|| mask_bytes(&samples)))
         }};
     }

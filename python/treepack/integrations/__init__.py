@@ -1,1 +1,5 @@
 """Connections to other frameworks, each behind its own import: nothing here is loaded by `import treepack`."""
+
+from ..extras import require_torch
+
+require_torch("treepack.integrations")

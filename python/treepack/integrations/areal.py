@@ -63,7 +63,8 @@ def build_tries(
         The roots. One without sequences if no row has a token, none if there are no rows.
 
     Raises:
-        ValueError: shapes that do not fit, a row longer than max_tokens, ids that cannot be packed.
+        ValueError: shapes that do not fit, a row longer than max_tokens, ids below 0 or above 2^31 - 1.
+        TypeError: ids that are no integers, sparse or nested tensors.
     """
     return _Batch(input_ids, attention_mask).tries(max_tokens, order)
 
@@ -99,6 +100,7 @@ def build_packed_tree_batch(
     Raises:
         ValueError: as AReaL (no positive budget, pad_to_maximum=False, a budget that is no multiple of the block size,
             a sample over the budget), and ids below 0 or above 2^31 - 1.
+        TypeError: ids that are no integers, sparse or nested tensors.
         ImportError: no AReaL of a known version.
     """
     areal = _areal()
@@ -132,6 +134,10 @@ class _Batch:
     padding, of which `where` says where it came from."""
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor):
+        for name, tensor in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+            if tensor.layout != torch.strided or tensor.is_nested:
+                kind = "nested" if tensor.is_nested else str(tensor.layout)
+                raise TypeError(f"{name} is a tensor of kind {kind}; it must be a dense one, (B, S)")
         if input_ids.dim() != 2 or attention_mask.shape != input_ids.shape:
             raise ValueError(
                 f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; "
@@ -149,8 +155,9 @@ class _Batch:
         if spans is None:
             self.where = np.flatnonzero(real)
             self.tokens = self.tokens[self.where]
-            ends = np.cumsum(real.sum(1))
-            spans = ends - real.sum(1), ends
+            lengths = real.sum(1, dtype=np.int64)
+            ends = np.cumsum(lengths)
+            spans = ends - lengths, ends
         self.rows = np.flatnonzero(spans[1] > spans[0])
         self.starts, self.ends = (x if len(self.rows) == len(x) else x[self.rows] for x in spans)
         self.lengths = self.ends - self.starts
@@ -165,8 +172,7 @@ class _Batch:
             return [PackedTrie(0)] if len(self.ids) else []
         # No terms, since AReaL has its own: one mask of zeros for all samples.
         untrained = Flat(np.zeros(longest, np.uint8), np.zeros_like(self.lengths), self.lengths)
-        offsets = np.concatenate([[0], np.cumsum(self.lengths)])
-        samples: Any = Inputs(Flat(self.tokens, self.starts, self.ends), untrained, offsets=offsets)
+        samples: Any = Inputs(Flat(self.tokens, self.starts, self.ends), untrained)
         try:
             packed = treepack.pack(
                 samples, max_tokens=max_tokens, placement="first_fit", order=order, pad_to_multiple_of=max_tokens
