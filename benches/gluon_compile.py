@@ -89,8 +89,9 @@ def main() -> int:
         green &= row["green"]
         rows.append(row)
         if options.ptx:
-            (options.ptx / f"{name}{size}{dtype}.ptx").write_text(compiled.asm["ptx"])
-            (options.ptx / f"{name}{size}{dtype}.ttgir").write_text(compiled.asm["ttgir"])
+            file = f"{name}{size}{dtype}-{variant}"
+            (options.ptx / f"{file}.ptx").write_text(compiled.asm["ptx"])
+            (options.ptx / f"{file}.ttgir").write_text(compiled.asm["ttgir"])
         if not options.json:
             print({**row, "seconds": round(time.time() - started, 1)}, flush=True)
     if options.json:

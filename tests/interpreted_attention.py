@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import warnings
 
 import forests
 
@@ -104,6 +105,48 @@ def operators(torch) -> dict:
     return {"different": different, "graphs": graphs, "failed": sum(x != "SUCCESS" for x in checks.values())}
 
 
+def autograd(torch) -> dict:
+    """What training code does around the operators, on their direct path: cells that differ, and what is said."""
+    from treepack.attention import TreeTiles, tree_attention
+
+    end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(2), 70)).subtree_end)
+    g = torch.Generator().manual_seed(0)
+    tensors = [make(torch, h, 16, 70, "columns", g).requires_grad_() for h in (2, 1, 1)]
+
+    def attend(q, k, v, tree=None):
+        return tree_attention(q, k, v, tree or TreeTiles(end), impl="triton")
+
+    want = torch.autograd.grad(attend(*tensors).square().sum(), tensors)
+    tree = TreeTiles(end)
+    with torch.inference_mode():  # scores first, then trains on the same tree
+        attend(*tensors, tree)
+        tree.lists(64)
+        tree.schedule()
+    found = torch.autograd.grad(attend(*tensors, tree).square().sum(), tensors)
+    different = sum(int((a != b).sum()) for a, b in zip(found, want, strict=True))
+    inference = tree.schedule().is_inference()
+
+    for kept in range(3):  # only one of q, k and v wants a gradient
+        some = [x.detach().requires_grad_(i == kept) for i, x in enumerate(tensors)]
+        attend(*some).square().sum().backward()
+        different += sum(int((x.grad != y).sum()) for x, y in zip(some, want, strict=True) if x.grad is not None)
+        different += sum((x.grad is not None) != (i == kept) for i, x in enumerate(some))
+
+    (first,) = torch.autograd.grad(attend(*tensors).square().sum(), tensors[0], create_graph=True)
+    try:
+        first.square().sum().backward()
+        twice = ""
+    except RuntimeError as error:
+        twice = str(error)
+
+    batch = [torch.stack([x.detach(), 2 * x.detach()]) for x in tensors]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it runs one sample after another
+        mapped = torch.func.vmap(attend)(*batch)
+    different += sum(int((mapped[i] != attend(*(x[i] for x in batch))).sum()) for i in range(2))
+    return {"different": different, "inference": inference, "twice": twice}
+
+
 def main() -> None:
     import torch
 
@@ -124,6 +167,7 @@ def main() -> None:
     results["padding zeros"] = {"nonzero": sum(int((x[0, :, 90:] != 0).sum()) for x in (out, lse, dq, dk, dv))}
     results["repeat"] = {"different": sum(int((a != b).sum()) for a, b in zip(ours, again, strict=True))}
     results["operators"] = operators(torch)
+    results["autograd"] = autograd(torch)
     print(json.dumps(results))
 
 

@@ -35,13 +35,21 @@ def test_compiled_for_hopper(version):
     if not (folder / "triton").is_dir():
         pytest.skip(f"Triton {version}.0 is not in {folder}")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    command = [sys.executable, str(ROOT / "benches" / "gluon_compile.py"), "--json"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["triton"] == f"{version}.0"
-    assert len(report["kernels"]) == 3 * 2 * 2 * 2  # kernels, head sizes, dtypes, variants
-    for row in report["kernels"]:
+    command = [sys.executable, str(ROOT / "benches" / "gluon_compile.py"), "--json", "--size"]
+    # One process for each head size, side by side: together they take a minute of one core.
+    started = [
+        subprocess.Popen([*command, str(size)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for size in triton_op.GLUON_SIZES
+    ]
+    kernels = []
+    for process in started:
+        out, errors = process.communicate()
+        assert process.returncode == 0, out + errors
+        report = json.loads(out.splitlines()[-1])
+        assert report["triton"] == f"{version}.0"
+        kernels += report["kernels"]
+    assert len(kernels) == 3 * 2 * (3 + 1)  # kernels, head sizes; forms in bfloat16, and one in float16
+    for row in kernels:
         assert row["registers"] == 168, row  # what the warp groups start from and trade
         assert row["spills"] == 0 or (row["size"] == 128 and row["kernel"] != "forward"), row
 
@@ -70,6 +78,9 @@ def hopper(monkeypatch, version=None):
         ({"softcap": 2.0}, False),
         ({"scale": -0.1}, False),
         ({"scale": 0.0}, False),
+        ({"scale": 1e-25}, False),
+        ({"scale": float("nan")}, False),
+        ({"scale": 1e-19}, True),
         ({"cuda": False}, False),
     ],
     ids=str,
@@ -93,6 +104,15 @@ def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):
         rule("gluon")
 
 
+def test_the_interpreter_runs_the_portable_kernels(monkeypatch):
+    """TRITON_INTERPRET=1 is asked for to look into the kernels, and Gluon has no interpreter."""
+    rule = hopper(monkeypatch)
+    monkeypatch.setattr(triton_op, "INTERPRETED", True)
+    assert rule() == triton_op.PLAIN
+    with pytest.raises(ValueError, match="they do not run in Triton's interpreter"):
+        rule("gluon")
+
+
 def test_another_triton_is_named(monkeypatch):
     rule = hopper(monkeypatch, "3.7.1")
     for impl in ("triton", "gluon"):
@@ -111,6 +131,45 @@ def test_impl_gluon_on_the_cpu_says_what_it_needs():
     for impl in ("gluon", "triton_plain"):
         with pytest.raises(RuntimeError, match=f'impl="{impl}" needs a GPU, q is on cpu'):
             tree_attention(q, q, q, subtree_end=end, impl=impl)
+
+
+def test_a_compilation_is_made_once_for_what_its_key_holds():
+    """Triton compiles at the first call of a dtype, head size and form; later calls launch what it gave, in the order
+    of the kernel's arguments."""
+    gluon_launch = pytest.importorskip("treepack.kernels.gluon_launch")
+    log = []
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *arguments: log.append(("again", grid, arguments))
+
+    class Function:
+        def __getitem__(self, grid):
+            def first(*arguments, **options):
+                log.append(("first", grid, arguments, options))
+                return Compiled()
+
+            return first
+
+    kernel = gluon_launch._Kernel(Function())
+    half, single = torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.bfloat16)
+    for like, size in ((half, 64), (half, 64), (half, 128), (single, 64), (single, 64)):
+        kernel.launch(3, like, [like, 7], {"D": size, "STAGES": 2})
+    assert [entry[0] for entry in log] == ["first", "again", "first", "first", "again"]
+    assert log[0][3] == {"D": 64, "STAGES": 2, "num_warps": 4, "maxnreg": 168}
+    assert log[1][1:] == ((3, 1, 1), (half, 7, 64, 2))
+
+
+def test_what_the_key_leaves_out_is_not_specialised_on():
+    """Every argument that is neither a constant, nor a descriptor or float, is kept from Triton's specialisation."""
+    table = pytest.importorskip("treepack.kernels.gluon_table")
+    for name, size, dtype, variant in table.variants(["forward", "dq", "dkv"], [64], ["fp16"]):
+        kernel, constants, descriptors, _ = table.describe(name, size, dtype, variant)
+        for param in kernel.params:
+            if param.is_constexpr:
+                assert param.name in constants
+            elif param.name not in descriptors and param.name not in ("scale", "grad_scale"):
+                assert param.do_not_specialize or param.do_not_specialize_on_alignment, (name, param.name)
 
 
 def test_layouts_that_descriptors_read():

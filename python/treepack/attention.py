@@ -30,6 +30,8 @@ IMPLEMENTATIONS = ("triton", "triton_plain", "gluon", "fa4", "flex", "reference"
 class TreeTiles:
     """What attention needs to know about one packed forest, made once and shared by all layers and heads.
 
+    Threads may share one: what two of them make at the same time is equal, and one of the two is kept.
+
     Attributes:
         subtree_end: (N,) int32.
         position_ids: (N,) depth of each token, or None: derived when a sliding window asks for it.
@@ -37,6 +39,9 @@ class TreeTiles:
             there is made when first needed.
         derived: what was made from these on demand: lists of other sizes and windows, the block masks of other
             implementations.
+
+    Raises:
+        ValueError: tile lists that are not int32 or not on the device of `subtree_end`.
     """
 
     def __init__(
@@ -48,6 +53,13 @@ class TreeTiles:
         self.subtree_end = subtree_end
         self.position_ids = position_ids
         self.tiles = dict(tiles or {})
+        for block, lists in self.tiles.items():
+            for x in lists:
+                if x.device != subtree_end.device or x.dtype != torch.int32:
+                    raise ValueError(
+                        f"the tile lists of {block} hold {x.dtype} on {x.device}; they must be int32 on the device of "
+                        f"subtree_end, {subtree_end.device}: move the tree as a whole with tree.to(device)"
+                    )
         self._depth: Tensor | None = None
         self.derived: dict[Any, Any] = {}
 

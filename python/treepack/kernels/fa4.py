@@ -38,7 +38,7 @@ def tree_attention(
         ImportError: the packages are missing or of another version; RuntimeError: no Hopper GPU; ValueError,
         TypeError: what it does not take.
     """
-    _require(q, sliding_window, softcap)
+    require(q, sliding_window, softcap)
     if "fa4" not in cache:
         query_block = 128 if q.shape[-1] <= 64 else 64  # FlashAttention-4's own backward tile at this head size
         real = torch.arange(subtree_end.shape[0], device=subtree_end.device) < subtree_end
@@ -156,7 +156,8 @@ def _finished_first(preprocess: Any) -> Any:
     return run
 
 
-def _require(q: Tensor, sliding_window: int | None, softcap: float | None) -> None:
+def require(q: Tensor, sliding_window: int | None, softcap: float | None) -> None:
+    """Raises as `tree_attention` does where FlashAttention-4 cannot take this call here; compiles nothing."""
     unsupported = [
         name for name, value in (("sliding_window", sliding_window), ("softcap", softcap)) if value is not None
     ]

@@ -2,7 +2,8 @@
 """What the Hopper kernels share: rings between the producer warp and the consumers, the walk over the tile lists, P as
 packed pairs.
 
-Written in Gluon, Triton's lower level, which is experimental: `gluon_op.TESTED` names the versions these run with.
+Written in Gluon, Triton's lower level, which is experimental: `triton_op.GLUON_TESTED` names the versions that these
+run with.
 This file and the kernels import nothing but Triton, so that they compile for sm_90 on any machine
 (benches/gluon_compile.py).
 
@@ -22,7 +23,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-# Finite, and before the scale: exp2(-inf - -inf) would be NaN. What a row that sees nothing computes is dropped.
+# Finite, as exp2(-inf - -inf) would be NaN; put in before the scale, which therefore must not be tiny (GLUON_SCALE). A
+# row that sees nothing (padding) may still compute inf or NaN: scale * MASKED and the maximum subtracted from it differ
+# by rounding, of about 1e21. Such rows are dropped by selects, never by a factor of 0.
 MASKED = gl.constexpr(-1.0e30)
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -83,7 +86,7 @@ def make_ring(desc, stages: gl.constexpr, parts: gl.constexpr = 1):
 @gluon.jit
 def copy_rows(desc, barrier, buffer, head, row, N, D: gl.constexpr, ROWS: gl.constexpr):
     """Starts the copy of rows row .. of a head: from (N, H * D), or with ROWS from (H * N, D). Past N: zeros, or
-    with ROWS the next head's rows, which the mask then drops."""
+    with ROWS the next head's rows, whose scores the mask then drops (after the last head: zeros)."""
     if ROWS:
         tma.async_copy_global_to_shared(desc, [head * N + row, 0], barrier, buffer)
     else:

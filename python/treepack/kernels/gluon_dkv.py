@@ -46,7 +46,7 @@ def _produce(
         h = part * HEADS + g
         for t in range(first, stop):
             s = c % q_ring.stages
-            q_ring.acquire(c)
+            q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
             mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
             copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM, N, D, Q_ROWS)
             tma.async_copy_global_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))

@@ -1,12 +1,12 @@
 # mypy: ignore-errors
 """The forward kernel for Hopper: persistent programs that take one item, (query tile, query head), after another.
 
-    producer     header | K0 | Q | K1 V0 | K2 V1 | ... | V(last)     | next item ...
-    consumer     S = Q K0, softmax, pack P   | step 1 | step 2 | ... | O += P V(last), store | next item ...
+    producer     K0 | header, Q | K1 V0 | K2 V1 | ... | V(last)      | next item ...
+    consumer     S = Q K0, softmax, pack P   | step 1 | step 2 | ... | release Q, O += P V(last), store | next item ...
 
     step i       issue S = Q Ki       issue O += P V(i-1)       wait S, release Ki
                  softmax of S while O's product runs
-                 wait O, release V(i-1)       pack P, rescale O
+                 wait O, pack P, release V(i-1), rescale O
 
 128 query rows (64 a consumer) against 128 key rows, two K and two V buffers: 193 KB of shared memory at D = 128. The
 tile of the diagonal comes first and is masked by both rules; the other partial tiles lie before it, so
@@ -14,7 +14,8 @@ tile of the diagonal comes first and is masked by both rules; the other partial 
 
 The next item goes to the program that asks first (an atomic counter, QUEUE): a program's fixed cost is paid once, and
 none waits for another. Which program computes an item has no influence on its bits. The header tells the consumers
-which item it is; no tiles mean the end.
+which item it is; no tiles mean the end. It lives by Q's ring: written when both consumers have released the last Q,
+which they do after reading the last header, and reported with Q.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def _consume(
         v_ring.wait(c - 1)
         p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
         o = warpgroup_mma(p, v_ring.at(c - 1), o, is_async=True)
-        if HAS_SINKS:
+        if HAS_SINKS:  # under the last product: o is in units of the old maximum, so alpha goes into its factor
             sink = gl.load(SINKS + h) * LOG2E
             m_new = gl.maximum(m_i, sink)
             alpha = gl.exp2(m_i - m_new)
@@ -217,6 +218,8 @@ def _consume(
 
         r += 1
         q_ring.wait(r)
+        # Loaded for every item: carried along and used as nothing but bounds of the loops above, they would keep their
+        # first values (wrong results, a hang).
         words = header.load(FOUR)
         tile, h, partials, total = (
             _word(words, place, 0), _word(words, place, 1), _word(words, place, 2), _word(words, place, 3)

@@ -8,6 +8,7 @@ so a compilation is kept under that key and launched directly.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -41,17 +42,19 @@ class _Kernel:
     def __init__(self, function: Any):
         self.function = function
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.first = threading.Lock()
 
     def launch(self, programs: int, like: Tensor, arguments: list[Any], constants: dict[str, Any]) -> None:
         key = (like.device.index, like.dtype, *constants.values())
         compiled = self.compiled.get(key)
-        if compiled is None:
-            arguments = [TensorDescriptor(*x) if isinstance(x, _Descriptor) else x for x in arguments]
+        if compiled is not None:
+            compiled[programs, 1, 1](*arguments, *constants.values())
+            return
+        arguments = [TensorDescriptor(*x) if isinstance(x, _Descriptor) else x for x in arguments]
+        with self.first:  # one thread at a time: Triton lets others see a kernel before it is loaded
             self.compiled[key] = self.function[(programs,)](
                 *arguments, **constants, num_warps=table.WARPS, maxnreg=table.REGISTERS
             )
-        else:
-            compiled[programs, 1, 1](*arguments, *constants.values())
 
 
 forward_launch, dq_launch, dkv_launch = _Kernel(forward_kernel), _Kernel(dq_kernel), _Kernel(dkv_kernel)

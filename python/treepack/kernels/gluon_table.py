@@ -29,10 +29,11 @@ def matrix(size: int, dtype) -> gl.NVMMASharedLayout:
 
 
 def variants(kernels, sizes, dtypes):
-    """Every combination that can be launched."""
-    forms = {"forward": ("plain", "sinks"), "dkv": ("looped", "split"), "dq": ("plain", "dlse")}
+    """Every form of every kernel with tensors read as (N, H D), and the first form with (H N, D), in bfloat16; the
+    first form in float16, which differs by one conversion."""
+    forms = {"forward": ("plain", "sinks", "rows"), "dkv": ("looped", "split", "rows"), "dq": ("plain", "dlse", "rows")}
     for name, size, dtype in itertools.product(kernels, sizes, dtypes):
-        for variant in forms[name]:
+        for variant in forms[name] if dtype == "bf16" else forms[name][:1]:
             yield name, size, dtype, variant
 
 
@@ -41,14 +42,15 @@ def describe(name: str, size: int, dtype: str, variant: str):
     lay = matrix(size, dtype)
     half, keys = (None, (64, size), lay), (None, (KEYS, size), lay)
     options = {"num_warps": WARPS, "maxnreg": REGISTERS}
-    constants = {"D": size, "BN": KEYS, "STAGES": STAGES, "Q_ROWS": False, "K_ROWS": False, "V_ROWS": False}
+    rows = variant == "rows"
+    constants = {"D": size, "BN": KEYS, "STAGES": STAGES, "Q_ROWS": rows, "K_ROWS": rows, "V_ROWS": rows}
     if name == "forward":
         constants["HAS_SINKS"] = variant == "sinks"
         descriptors = {
             "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, KEYS), VECTOR)
         }  # fmt: skip
         return forward_kernel, constants, descriptors, options
-    constants["DO_ROWS"] = False
+    constants["DO_ROWS"] = rows
     if name == "dq":
         constants["HAS_DLSE"] = variant == "dlse"
         descriptors = {
@@ -61,6 +63,6 @@ def describe(name: str, size: int, dtype: str, variant: str):
     descriptors = {
         "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row
     }  # fmt: skip
-    if variant == "looped":
+    if variant != "split":
         descriptors |= {"dk_out": half, "dv_out": half}
     return dkv_kernel, constants, descriptors, options

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from . import triton_launch
 from .triton_launch import device_limits
@@ -19,6 +20,8 @@ LN2 = 0.6931471805599453
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PLAIN, AUTO, GLUON = 0, 1, 2  # `kernels`: portable; Hopper's where they read the layouts; Hopper's or an error
 GLUON_SIZES = (64, 128)
+GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
+INTERPRETED = triton_launch.interpreted()
 GLUON_TESTED = ("3.6",)  # Triton versions, without the patch number, that the Hopper kernels ran with on a GPU
 # Set by tests and benches to force both forms of dK/dV: None = the rule in `_split_heads`.
 split_heads_override: bool | None = None
@@ -28,13 +31,15 @@ def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str
     """Why the Hopper kernels do not cover this call, or None; layouts are looked at when it runs."""
     if not (q.is_cuda and _capability(q.device.index) == (9, 0)):
         return f"they need a GPU of compute capability 9.0 (H100, H200), q is on {q.device}"
+    if INTERPRETED:
+        return "they do not run in Triton's interpreter (TRITON_INTERPRET)"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"they take bfloat16 and float16, not {q.dtype}"
     if q.shape[-1] not in GLUON_SIZES:
         return f"they take head sizes 64 and 128, not {q.shape[-1]}"
     if window or softcap:
         return "they have no sliding_window and no softcap"
-    return None if scale > 0 else f"they take a scale above 0, not {scale}"
+    return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"
 
 
 def version_objection(version: str) -> str | None:
@@ -168,8 +173,8 @@ def backward_pass(
     if n == 0:
         return dq, dk, dv, delta
     factor, cap = _scales(scale, softcap)
-    if triton_launch.takes_pointers(dout) and not dout.is_contiguous():
-        dout = dout.contiguous()  # upstream gradients may be expanded scalars; q, k and v are never copied
+    if triton_launch.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
+        dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     lse = _padded_rows(lse)
     views = _hopper_views(kernels, q, k, v, dout)
@@ -250,13 +255,16 @@ class _Direct(torch.autograd.Function):
         _save(ctx, inputs, output)
         return output
 
-    backward = staticmethod(_backward)
+    # Second derivatives raise instead of leaving a part out.
+    backward = staticmethod(once_differentiable(_backward))
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether nothing looks at operators: no compiler, no dispatch mode, no tensor subclass."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    return plain and torch._C._len_torch_dispatch_stack() == 0
+    """Whether nothing looks at operators: no compiler, no dispatch mode, no transform of torch.func, no tensor
+    subclass."""
+    if type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and not torch._C._are_functorch_transforms_active()
 
 
 def attend(training: bool, q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -289,7 +297,9 @@ def tile_lists(
     """`tiles.tile_lists` as one operator; window 0 = none."""
     from . import tiles
 
-    return tiles.tile_lists(subtree_end, block, depth=depth, window=window or None, transpose=transpose)
+    # Kept with the tree: a pass under torch.inference_mode() must not leave tensors that training cannot save.
+    with torch.inference_mode(False):
+        return tiles.tile_lists(subtree_end, block, depth=depth, window=window or None, transpose=transpose)
 
 
 @tile_lists.register_fake
@@ -305,7 +315,8 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
     """`tiles.tile_schedule` as one operator."""
     from . import tiles
 
-    return tiles.tile_schedule(subtree_end, rows)
+    with torch.inference_mode(False):
+        return tiles.tile_schedule(subtree_end, rows)
 
 
 @tile_schedule.register_fake
