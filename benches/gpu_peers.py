@@ -81,7 +81,7 @@ def fa4(case: Case):
     from treepack.kernels import fa4 as module
 
     try:
-        module._require(case.q, None, None)
+        module.require(case.q, None, None)
     except (ImportError, RuntimeError) as error:
         raise Unavailable(str(error)) from error
     tiles = tree_tiles(case.end)

@@ -48,7 +48,7 @@ def test_without_torch(capsys, monkeypatch):
     assert report["no_torch"] == "torch is not installed: pip install 'treepack[torch]'"
     assert [check["name"] for check in report["self_test"]] == ["packing"]
     assert run(["doctor"]) == 0
-    assert "all no torch is not installed" in " ".join(capsys.readouterr().out.split())
+    assert "all no torch is not installed: pip install 'treepack[torch]'" in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_torch_and_no_gpu_in_one_line(capsys, monkeypatch):

@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_finished_shards_and_a_way_on(treepack, file, tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err == f"treepack: stopped; 2 finished shards are in {tmp_path / 'out'}: go on with --resume\n"
+    assert err == f"treepack: stopped; 2 finished shards in {tmp_path / 'out'}: go on with --resume\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "manifest.json",
         "shard-00000.parquet",

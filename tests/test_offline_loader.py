@@ -67,21 +67,14 @@ def test_every_rank_has_the_same_number_and_every_sample_is_there_once(folder, w
 @pytest.mark.parametrize("multiple", [None, 16])
 @pytest.mark.parametrize("branching", ["token", "label"])
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_dummy_is_that_of_distributed(tmp_path, multiple, branching, kept):
-    distributed = pytest.importorskip("treepack.distributed", reason="needs torch")
+def test_a_dummy_is_that_of_pack(tmp_path, multiple, branching, kept):
+    samples = rollouts(groups=1, kept=kept)
     options = offline.Options(max_tokens=96, branching=branching, pad_to_multiple_of=multiple)
-    offline.write(ListRows(rollouts(groups=1, kept=kept)), tmp_path, options)
+    offline.write(ListRows(samples), tmp_path, options)
     trees = offline.load(tmp_path, rank=1, world_size=2)
     (dummy,) = trees
-    like = offline.load(tmp_path)[0]
-    expected = distributed.dummy_tree(distributed.formats_of(like), branching == "label", multiple or 1)
-    for name in [field for field in expected._fields if "." not in field]:
-        has, wanted = getattr(dummy, name), getattr(expected, name)
-        assert (has.dtype, has.tolist()) == (wanted.dtype, wanted.tolist()), name
-    for kind in ("terms", "samples", "positions"):
-        for name, value in getattr(expected, kind).items():
-            other = getattr(dummy, kind)[name]
-            assert (other.dtype, other.shape) == (value.dtype, value.shape), f"{kind}.{name}"
+    _, expected = treepack.pack(samples[:1], ranks=2, max_tokens=96, branching=branching, pad_to_multiple_of=multiple)
+    assert_equal(dummy, expected)
     assert trees.dummies == 1
     assert numbers(trees) == []
 
@@ -227,6 +220,14 @@ def test_shards_that_went_bad_after_opening(folder, tmp_path):
     with pytest.raises(PackError) as error:
         trees[0]
     says(error, "shard-00000.parquet", "cannot be read")
+    copy(folder, tmp_path)
+    trees = offline.load(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[300:900] = b"\xff" * 600  # the footer is whole
+    path.write_bytes(data)
+    with pytest.raises(PackError) as error:
+        list(trees)
+    says(error, "shard-00000.parquet, row ", "it cannot be read", "pack again")
 
 
 def test_another_layout(folder, tmp_path):

@@ -247,6 +247,7 @@ def test_pairs_of_whole_samples(tmp_path):
         ({"chosen": [1], "rejected": "text"}, {}, ["line 1: rejected is text"]),
         ({"chosen": [1], "rejected": [1]}, {"chosen.x": "no"}, ["no column 'no'"]),
         ({"chosen": [1], "rejected": [1], "x": 1}, {"chosen.x": "x"}, ["x is a column of one side alone"]),
+        ({"chosen": [{"role": "user"}], "rejected": [1]}, {}, ["chosen holds chat messages", "--tokenizer DIR"]),
     ],
 )
 def test_files_that_hold_no_pairs(tmp_path, row, columns, parts):
@@ -368,27 +369,3 @@ def test_packing_alone_does_not_keep_pairs_together():
     trees = treepack.pack(samples, max_tokens=20)
     torn = [tree for tree in trees for pair in tree.samples["pair"] if list(tree.samples["pair"]).count(pair) == 1]
     assert torn
-
-
-def test_pairs_of_chat_messages(tmp_path):
-    """Each side is a conversation; trained are the turns of the assistant."""
-    transformers = pytest.importorskip("transformers", reason="chat messages need transformers")
-    tokenizers = pytest.importorskip("tokenizers", reason="chat messages need tokenizers")
-    vocabulary = {chr(code): code for code in range(32, 127)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    template = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}.{% endfor %}"
-    template += "{% if add_generation_prompt %}<a>{% endif %}"
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
-    fast.save_pretrained(tmp_path / "tokenizer")
-    question = {"role": "user", "content": "why"}
-    row = {
-        side: [question, {"role": "assistant", "content": text}]
-        for side, text in (("chosen", "so"), ("rejected", "no"))
-    }
-    path = jsonl(tmp_path / "chats.jsonl", [row])
-    offline.pack_file(path, tmp_path / "out", max_tokens=64, pairs=True, tokenizer=str(tmp_path / "tokenizer"))
-    (tree,) = offline.load(tmp_path / "out")
-    texts = ["".join(map(chr, ids)) for ids in tree.unpack(tree.input_ids)]
-    assert texts == ["<u>why.<a>so.", "<u>why.<a>no."]
-    assert ["".join(map(chr, ids)) for ids in tree.unpack_terms(tree.term_target)] == ["so.", "no."]

@@ -82,7 +82,8 @@ def test_what_a_killed_run_leaves_is_cleared_away(tmp_path):
     count = len(list((tmp_path / "killed").glob("*.parquet")))
     assert count >= 1
     # Killed between the rename of a shard and its entry into the manifest, and in the middle of another file.
-    (tmp_path / "killed" / f"shard-{count:05}.parquet").write_bytes(b"half")
+    name = f"shard-{count:05}.parquet"
+    (tmp_path / "killed" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
     (tmp_path / "killed" / f".shard-{count + 1:05}.parquet.part").write_bytes(b"half")
     (tmp_path / "killed" / ".manifest.json.part").write_bytes(b"half")
     write(tmp_path / "killed", resume=True)
@@ -208,12 +209,13 @@ def test_a_manifest_that_is_none(tmp_path, text):
         says(error, "manifest.json is no manifest", "another folder")
 
 
-def test_shards_of_somebody_else(tmp_path):
-    (tmp_path / "shard-00000.parquet").write_bytes(b"theirs")
+def test_shards_without_a_manifest(tmp_path):
+    write(tmp_path)
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(PackError) as error:
         write(tmp_path)
-    says(error, "holds shards without a manifest.json")
-    assert (tmp_path / "shard-00000.parquet").read_bytes() == b"theirs"
+    says(error, "holds shards without a manifest.json", "--overwrite")
+    write(tmp_path, overwrite=True)
 
 
 def test_overwrite_leaves_other_files(tmp_path):

@@ -107,6 +107,31 @@ def test_batches_that_cannot_be_packed(batch, options, parts):
     says(error, *parts)
 
 
+def twice():
+    return pa.Table.from_arrays([pa.array([[1, 2]])] * 2, ["input_ids"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts"),
+    [
+        (twice(), ["2 columns named 'input_ids'"]),
+        ([{"input_ids": [1]}], ["of type list", "a dict of columns or a pyarrow Table"]),
+        ({"input_ids": [[1, 2]], "x": 5}, ["column 'x'", "of type int", "one value per row"]),
+        ({"input_ids": "text"}, ["column 'input_ids'", "of type str"]),
+    ],
+)
+def test_what_is_no_batch(batch, parts):
+    with pytest.raises((PackError, TypeError)) as error:
+        offline.pack_batch(batch, max_tokens=8)
+    says(error, *parts)
+
+
+def test_a_record_batch():
+    batch = pa.RecordBatch.from_pydict({"input_ids": [[1, 2, 3], [1, 2, 4]]})
+    (tree,) = offline.trees_of(offline.pack_batch(batch, max_tokens=8))
+    assert tree.input_ids.tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_batch_of_which_nothing_fits_has_the_columns_of_others(pairs):
     batch = {"chosen.input_ids": [[1, 2]], "rejected.input_ids": [[1, 3]]} if pairs else {"input_ids": [[1, 2]]}

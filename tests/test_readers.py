@@ -124,6 +124,13 @@ def test_shards_of_a_folder_or_glob(tmp_path, format):
         write(tmp_path, format, part).rename(tmp_path / f"part-{number}.{format}")
     (tmp_path / "_SUCCESS").write_text("")
     (tmp_path / "README.md").write_text("not rollouts")
+    (tmp_path / "dataset_info.json").write_text('{\n"says": "what a tool wrote about it"\n}')
+    empty = write(tmp_path, format, samples[:1]).rename(tmp_path / f"part-1b.{format}")
+    if format == "jsonl":
+        empty.write_text("\n")
+    else:
+        pq = pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pq.read_table(empty).slice(1), empty)
     for path in (tmp_path, tmp_path / f"*.{format}"):
         assert_equal(read(path), samples)
         for start in (4, 5, 6, 9, 18):

@@ -93,13 +93,16 @@ def test_refusals(tmp_path, folder):
     tokenizer = folder(PLAIN)
     with pytest.raises(ReadError, match=r"--tokenizer DIR"):
         read(tmp_path, None, {"messages": MESSAGES})
-    with pytest.raises(ReadError, match=r"line 1: messages is a str"):
+    with pytest.raises(ReadError, match=r"line 1: messages is text"):
         read(tmp_path, tokenizer, {"messages": "hello"})
     with pytest.raises(ReadError, match=r"message 0 has no role; it has from, value"):
         read(tmp_path, tokenizer, {"messages": [{"from": "human", "value": "x"}]})
     with pytest.raises(ReadError, match=r"message 0 has no content"):
         read(tmp_path, tokenizer, {"messages": [{"role": "user"}]})
-    with pytest.raises(ReadError, match=r"tokenizer .*nowhere: it cannot be loaded"):
+    with pytest.raises(ReadError, match=r"tokenizer .*nowhere: no such folder"):
         read(tmp_path, str(tmp_path / "nowhere"), {"messages": MESSAGES})
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ReadError, match=r"tokenizer .*other: it cannot be loaded"):
+        read(tmp_path, str(tmp_path / "other"), {"messages": MESSAGES})
     with pytest.raises(ReadError, match=r"no chat template"):
         read(tmp_path, folder(None), {"messages": MESSAGES})

@@ -302,6 +302,8 @@ def test_padding_and_trees_without_samples(open_report):
     page.select_option("#tree", "1")
     page.wait_for_selector("html[data-shown='1']")
     assert page.inner_text("#facts").startswith("0 samples · 0 raw tokens in 0 positions and 32 of padding")
+    page = open_report(treepack.report(packed.for_rank(1)))  # padding alone: histograms of nothing
+    assert page.inner_text("#facts").startswith("0 samples")
 
 
 def test_in_a_notebook(open_report):

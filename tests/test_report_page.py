@@ -223,6 +223,25 @@ def test_something_else(wrong, parts):
     says(error, *parts)
 
 
+def test_micro_batches_of_a_packer():
+    packer = treepack.Packer(6)
+    closed = [batch for ids in ([1, 2, 3], [1, 2, 4], [5, 6, 7]) for batch in packer.add({"input_ids": ids})]
+    closed += packer.flush()
+    assert len(closed) == 2
+    trees = [tree for batch in closed for tree in batch]
+    assert treepack.report(closed).html == treepack.report(trees).html
+    with pytest.raises(treepack.PackError) as error:
+        treepack.report([trees, [{"input_ids": [1]}]])
+    says(error, "item 1 is a list", "pack the samples first")
+
+
+def test_text_that_utf8_cannot_hold(tmp_path):
+    """A file name that is not UTF-8 comes with lone surrogates."""
+    packed = treepack.pack([{"input_ids": [1, 2]}], max_tokens=8)
+    treepack.report(packed, title="\ud800 title").save(tmp_path / "x.html")
+    assert "<h1>? title</h1>" in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
 def test_a_title_that_is_no_text(packed):
     with pytest.raises(treepack.PackError) as error:
         treepack.report(packed, title=3)

@@ -20,23 +20,19 @@ this module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from ._core import PackError
 from .tree import PackedTree
+from .tree_arrays import dummy_tree, formats_of
 
 if TYPE_CHECKING:
     from .columns import Format
 
 __all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
-
-_ALIGNMENT = 64
-_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 
 
 class Aligned(NamedTuple):
@@ -90,51 +86,6 @@ def align(
     return Aligned(mine, sum(summary.terms for summary in summaries))
 
 
-def formats_of(tree: PackedTree) -> dict[str, Format]:
-    """(dtype, row shape) of every gathered column, by its full name: "terms.advantage", "positions.old_log_probs"."""
-    formats = {}
-    for kind, columns in (("terms", tree.terms), ("samples", tree.samples), ("positions", tree.positions)):
-        for name in columns:
-            formats[f"{kind}.{name}"] = tree._format(f"{kind}.{name}")
-    return formats
-
-
-def dummy_tree(formats: Mapping[str, Format], label: bool = False, pad_to_multiple_of: int = 1) -> PackedTree:
-    """A tree of nothing but padding: one position (or `pad_to_multiple_of`), no sample, no row, no term.
-
-    Every array and every column is there, so that a model and a loss run on it as on any tree: attention gives 0 at
-    padding, the log-probs and the terms have 0 rows, and all gradients are 0.
-
-    Args:
-        formats: columns as `formats_of` gives them.
-        label: with `shift_labels` (-100), as under `branching="label"`.
-        pad_to_multiple_of: number of positions.
-
-    >>> tree = dummy_tree({"terms.advantage": (np.dtype(np.float32), ())})
-    >>> tree.num_tokens, tree.subtree_end, tree.terms["advantage"].shape
-    (1, array([0], dtype=int32), (0,))
-    """
-    n = pad_to_multiple_of
-    if n < 1:
-        raise PackError(f"pad_to_multiple_of is {n}; allowed is 1 or more")
-    empty, start = np.zeros(0, _INT32), np.zeros(1, _INT32)
-    arrays: dict[str, Any] = {"input_ids": np.zeros(n, _INT64), "position_ids": np.zeros(n, _INT64)}
-    if label:
-        arrays["shift_labels"] = np.full(n, -100, _INT64)
-    arrays["parent"] = np.full(n, -1, _INT32)
-    arrays["subtree_end"] = np.arange(n, dtype=_INT32)  # sees and is seen by nothing
-    arrays["position_source"] = np.full(n, -1, _INT32)
-    arrays["position_samples"] = np.zeros(n, _INT32)
-    arrays |= {"cu_segments": start, "segment_parent": empty, "sample_index": empty, "sample_last_segment": empty}
-    arrays |= {"cu_terms": start}
-    for name in ("row_position", "term_row", "term_target", "term_sample", "term_source"):
-        arrays[name] = empty
-    arrays |= {"sampling_mask": empty, "sampling_mask_counts": empty}
-    for name, (dtype, tail) in formats.items():
-        arrays[name] = np.zeros((n if name.startswith("positions.") else 0, *tail), dtype)
-    return _one_buffer(arrays, {name.split(".", 1)[1]: row for name, row in formats.items()})
-
-
 def connect(loss: Tensor, *outputs: Tensor) -> Tensor:
     """loss + 0 * (sum of outputs): the same value, with every parameter behind `outputs` in its graph, gradient 0.
 
@@ -182,18 +133,3 @@ def _shown(formats: Mapping[str, Format] | None, other: Mapping[str, Format] | N
 
 def _is_label(tree: PackedTree) -> bool:
     return "shift_labels" in tree._fields
-
-
-def _one_buffer(arrays: Mapping[str, Any], formats: Mapping[str, Format]) -> PackedTree:
-    fields, end = {}, 0
-    for name, array in arrays.items():
-        fields[name] = (end, len(array))
-        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    space = np.zeros(end + _ALIGNMENT, np.uint8)
-    begin = -space.ctypes.data % _ALIGNMENT
-    buffer = space[begin : begin + end]
-    for name, array in arrays.items():
-        offset = fields[name][0]
-        nbytes = prod(array.shape) * array.itemsize
-        buffer[offset : offset + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return PackedTree(buffer, fields, dict(formats), {})

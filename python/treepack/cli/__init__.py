@@ -4,7 +4,11 @@
     inspect_command   readers -> survey (the numbers) -> tables, JSON, a report
     doctor_command    doctor (versions, devices, kernels, self-test) -> tables, JSON
 
-Exit codes: 0 all well; 1 the self-test of `doctor` fails; 2 something to put right, said in one line; 130 interrupted.
+    pack_command      readers -> offline.write, with a bar
+    terminal          how all of them print
+
+Exit codes: 0 all well; 1 the self-test of `doctor` fails; 2 something to put right, said in one line; 130 interrupted;
+141 whoever reads the output has closed it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ def main() -> None:
             raise
         print(f"treepack: the command line needs {error.name}: pip install 'treepack[cli]'", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # what the commands need takes a moment to load
+        print("treepack: interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))
 
 

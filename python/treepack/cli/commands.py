@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ..readers import ReadError
 from .doctor_command import doctor
 from .inspect_command import inspect
 from .pack_command import pack
+from .terminal import printable
 
 app = typer.Typer(
     name="treepack",
@@ -38,11 +40,13 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 app.command()(_interruptible(inspect))
-app.command()(pack)  # says by itself how to go on after Ctrl-C
+app.command()(_interruptible(pack))
 app.command()(_interruptible(doctor))
 
 #: What a user can put right. Everything else is a bug, and a bug shows its traceback.
 _EXPECTED = (PackError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
+#: What a shell reports for a program that SIGPIPE ended.
+_CLOSED = 141
 
 
 def _version(value: bool) -> None:
@@ -62,13 +66,16 @@ def _options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; never raises for what a user can put right."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name with letters that the terminal lacks is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="treepack", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where the caller has closed it
+            sys.stdout.flush()
         return int(code or 0)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader of our output has seen enough; typer and rich exit on that
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _CLOSED
     except _EXPECTED as error:
         return _say(_line(error), 2)
     except KeyboardInterrupt:  # outside of any command
@@ -82,11 +89,11 @@ def _line(error: BaseException) -> str:
         return "out of memory; a smaller --window needs less"
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; pip install 'treepack[cli]' brings what the command line needs"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"
     return str(error)
 
 
 def _say(message: str, code: int) -> int:
-    print("treepack:", " ".join(message.split()), file=sys.stderr)
+    print("treepack:", printable(message), file=sys.stderr)
     return code

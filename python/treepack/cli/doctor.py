@@ -185,9 +185,9 @@ def _kernel(torch: Any, impl: str) -> Kernel:
     end = torch.arange(1, 9, dtype=torch.int32, device=device)
     try:
         if impl == "fa4":
-            from ..kernels.fa4 import _require
+            from ..kernels.fa4 import require
 
-            _require(q, None, None)
+            require(q, None, None)
             return Kernel(impl, True, _SLOW_TO_COMPILE)
         if impl == "flex" and gpu:
             importlib.import_module("treepack.kernels.flex")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .. import PackError
 from . import doctor as facts
+from .terminal import print_table, stdout
 
 
 def doctor(
@@ -21,16 +22,16 @@ def doctor(
     """Show versions, GPUs and which kernels can run here, and test packing and attention in a second."""
     found = facts.report()
     if impl is not None:
-        _require(impl, found)
+        _check_runs(impl, found)
     if as_json:
         print(json.dumps(found))
     else:
-        _print(Console(highlight=False), found)
+        _print(stdout(), found)
     if not found["ok"]:
         raise typer.Exit(1)
 
 
-def _require(impl: str, found: dict[str, Any]) -> None:
+def _check_runs(impl: str, found: dict[str, Any]) -> None:
     """PackError where an implementation cannot run here."""
     kernels = {kernel["impl"]: kernel for kernel in found["kernels"]}
     if not kernels:
@@ -52,7 +53,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         )
     if not found["devices"]:
         table.add_row("GPU", f"none: {found['no_device']}")
-    console.print(table)
+    print_table(console, table)
 
     table = Table(box=box.SIMPLE, title="kernels of tree_attention", title_justify="left", title_style="bold")
     for heading in ("impl", "runs here", "because"):
@@ -61,7 +62,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         table.add_row(kernel["impl"], "yes" if kernel["runs"] else "no", kernel["reason"])
     if not found["kernels"]:
         table.add_row("all", "no", found["no_torch"])
-    console.print(table)
+    print_table(console, table)
 
     table = Table(box=box.SIMPLE, title="self-test", title_justify="left", title_style="bold")
     for heading in ("check", "", "found"):
@@ -69,4 +70,4 @@ def _print(console: Console, found: dict[str, Any]) -> None:
     for check in found["self_test"]:
         verdict = "passed" if check["passed"] else "FAILED"
         table.add_row(check["name"], verdict, f"{check['detail']} ({check['milliseconds']:.0f} ms)")
-    console.print(table)
+    print_table(console, table)

@@ -18,6 +18,7 @@ from ..offline.options import WINDOW
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
 from .survey import COLUMNS, Placement, Survey
+from .terminal import stdout
 
 _FORMATS = "JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, or a folder or glob of shards"
 
@@ -41,9 +42,9 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what packing would save: tokens, attention work, and what each placement keeps of it."""
-    if html is not None and not os.access(Path(html).absolute().parent, os.W_OK):
-        raise ReadError(f"--html {html}: its folder is not there or cannot be written to")
     rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+    if html is not None:
+        _check_page(html, rollouts)
     survey = Survey(max_tokens, max_terms, window, placement if html else None)
     try:
         for sample in _read(rollouts, limit):
@@ -62,7 +63,7 @@ def inspect(
     if as_json:
         print(json.dumps(numbers))
     else:
-        tables.print_survey(Console(highlight=False), numbers)
+        tables.print_survey(stdout(), numbers)
 
 
 def columns_of(options: list[str] | None) -> dict[str, str]:
@@ -96,15 +97,23 @@ def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
         yield from islice((sample for batch in batches for sample in batch), limit)
 
 
+def _check_page(html: str, rollouts: Rollouts) -> None:
+    """ReadError for a page that cannot be written there, before the file is read for minutes."""
+    page = Path(html)
+    if not html or page.is_dir():
+        raise ReadError(f"--html {html!r} is {'a folder' if html else 'empty'}; name a file, say report.html")
+    if not os.access(page.absolute().parent, os.W_OK):
+        raise ReadError(f"--html {html}: its folder is not there or cannot be written to")
+    if page.exists() and any(page.samefile(held) for held in rollouts.files):
+        raise ReadError(f"--html {html} is the file that is read; name another one, say report.html")
+
+
 def _none_fits(numbers: dict[str, Any]) -> str:
     skipped = numbers["skipped"]
-    first = skipped["first"][0]["reason"]
-    advice = (
-        f"they have {skipped['shortest']} to {skipped['longest']} tokens: --max-tokens {skipped['longest']} takes all"
+    return (
+        f"none of the {skipped['samples']} samples fits into a tree ({skipped['first'][0]['reason']}); they have "
+        f"{skipped['shortest']} to {skipped['longest']} tokens: all fit with {tables.what_fits(numbers)}"
     )
-    if "max_terms" in first:
-        advice = "give a larger --max-terms"
-    return f"none of the {skipped['samples']} samples fits into a tree ({first}); {advice}"
 
 
 def _draw(survey: Survey, numbers: dict[str, Any], file: str, html: str) -> None:

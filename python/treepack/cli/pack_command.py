@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.progress import Progress as Bar
 from .. import PackError
 from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
 from .inspect_command import columns_of
+from .terminal import counted, printable
 
 if TYPE_CHECKING:
     from ..offline.files import Pairs
@@ -30,7 +32,7 @@ def pack(
     file: Annotated[
         str, typer.Argument(help="JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, a folder or glob of shards.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the shards and their manifest.json.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the shards and their manifest.json.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Most positions of a tree, padding included.")] = 16384,
     placement: Annotated[
         Placement, typer.Option(help="Fewest tokens, first fit, or sample by sample without windows.")
@@ -65,6 +67,8 @@ def pack(
     from ..offline.writer import write
 
     started = time.perf_counter()
+    if not out:  # an empty variable of a script; Path would take it for the folder one is in
+        raise PackError("--out is empty; name a folder")
     options = Options(
         max_tokens=max_tokens,
         placement=placement,
@@ -84,14 +88,15 @@ def pack(
             name = Path(file).name
             manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        held = read(out)
+        held = read(Path(out))
         shards = len(held.shards) if held else 0
-        typer.echo(f"treepack: stopped; {shards} finished shards are in {out}: go on with --resume", err=True)
+        done = f"{counted(shards, 'finished shard')} in {out}"
+        print("treepack:", printable(f"stopped; {done}: go on with --resume"), file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     except (PackError, TypeError) as error:
         raise _told(error, file) from None
-    numbers = summary(manifest, out, time.perf_counter() - started)
-    typer.echo(json.dumps(numbers) if as_json else _line(numbers, pairs))
+    numbers = summary(manifest, Path(out), time.perf_counter() - started)
+    print(json.dumps(numbers) if as_json else _line(numbers, pairs))
 
 
 def summary(manifest: Manifest, out: Path, seconds: float) -> dict[str, Any]:
@@ -123,12 +128,12 @@ _TOTALS = (
 
 
 def _line(numbers: dict[str, Any], pairs: bool) -> str:
-    what = f"{numbers['rows']:,} pairs" if pairs else f"{numbers['samples']:,} samples"
-    skipped = f", {numbers['skipped']:,} samples skipped" if numbers["skipped"] else ""
-    shards = f"{numbers['shards']:,} shard{'' if numbers['shards'] == 1 else 's'}"
-    return (
+    what = counted(numbers["rows"], "pair") if pairs else counted(numbers["samples"], "sample")
+    skipped = f", {counted(numbers['skipped'], 'sample')} skipped" if numbers["skipped"] else ""
+    shards = counted(numbers["shards"], "shard")
+    return printable(
         f"{what}, {numbers['raw_tokens']:,} -> {numbers['packed_tokens']:,} tokens ({numbers['packing_ratio']:.2f} "
-        f"times fewer), {numbers['trees']:,} trees in {shards}, {numbers['bytes'] / 1e6:,.2f} MB"
+        f"times fewer), {counted(numbers['trees'], 'tree')} in {shards}, {numbers['bytes'] / 1e6:,.2f} MB"
         f"{skipped}: {numbers['out']}"
     )
 
@@ -140,6 +145,7 @@ def _told(error: Exception, file: str) -> Exception:
         return error
     if "is the most a tree may hold" in text:
         text += ": raise it, or leave such samples out with --overlong skip"
+    text = text.replace("overlong='skip'", "--overlong skip").replace("raise max_tokens", "raise --max-tokens")
     return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
 
 

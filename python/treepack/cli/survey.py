@@ -61,6 +61,7 @@ class Survey:
         self._draw = draw
         self._hashes = array("Q")
         self._longest = self._shortest_skipped = self._longest_skipped = self._prefixes = 0
+        self._for_terms = 0
         self._first_skipped: list[Skipped] = []
 
     def add(self, sample: dict[str, Any]) -> None:
@@ -101,6 +102,7 @@ class Survey:
             "placements": {name: self._placement(name, stats) for name in self._totals},
             "skipped": {
                 "samples": stats.skipped,
+                "for_terms": self._for_terms,
                 "shortest": self._shortest_skipped,
                 "longest": self._longest_skipped,
                 "first": [skipped._asdict() for skipped in self._first_skipped],
@@ -132,20 +134,22 @@ class Survey:
     def _skip(self, skipped: Skipped) -> None:
         self._longest_skipped = max(self._longest_skipped, skipped.tokens)
         self._shortest_skipped = min(self._shortest_skipped or skipped.tokens, skipped.tokens)
+        self._for_terms += skipped.tokens <= self._budget["max_tokens"]
         if len(self._first_skipped) < _NAMED:
             self._first_skipped.append(skipped)
 
     def _placement(self, name: str, stats: Stats) -> dict[str, Any]:
-        totals, free = self._totals[name], self._totals["no_budget"].packed_tokens
+        totals, raw = self._totals[name], stats.raw_tokens
         packed, pairs = totals.packed_tokens, totals.attention_pairs
+        could_save = raw - self._totals["no_budget"].packed_tokens
+        # A stream shares between windows as well, and what could be shared there is not known.
+        kept_known = could_save > 0 and (name != "stream" or self._windows == 1)
         return {
             "packed_tokens": packed,
-            "packing_ratio": stats.raw_tokens / packed if packed else 1.0,
+            "packing_ratio": raw / packed if packed else 1.0,
             "trees": totals.trees,
             "fill": packed / (totals.trees * self._budget["max_tokens"]) if name != "no_budget" and packed else None,
             "attention_pairs": pairs,
             "attention_ratio": stats.attention_pairs_alone / pairs if pairs else 1.0,
-            "sharing_kept": (stats.raw_tokens - packed) / (stats.raw_tokens - free)
-            if free < stats.raw_tokens
-            else None,
+            "sharing_kept": (raw - packed) / could_save if kept_known else None,
         }

@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .terminal import print_table, printable
+
 _TITLES = {"shared": "shared", "first_fit": "first fit", "stream": "stream", "no_budget": "no budget"}
 #: Raw over packed tokens below which the table says that packing saves nothing to speak of.
 _WORTH_IT = 1.05
@@ -19,17 +21,17 @@ def print_survey(console: Console, numbers: dict[str, Any]) -> None:
     taken = ", ".join(
         name if name == column else f"{name} from {column}" for name, column in numbers["columns"].items()
     )
-    console.print(f"{numbers['file']} ({numbers['format']}): {taken}", soft_wrap=True, markup=False)
-    console.print(_file_table(numbers))
-    console.print(_placement_table(numbers))
+    console.print(printable(f"{numbers['file']} ({numbers['format']}): {taken}"), soft_wrap=True)
+    print_table(console, _file_table(numbers))
+    print_table(console, _placement_table(numbers))
     for note in _notes(numbers):
-        console.print(note, markup=False)
+        console.print(note)
 
 
 def _file_table(numbers: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE, show_header=False)
     table.add_column()
-    table.add_column(justify="right")
+    table.add_column(justify="right", no_wrap=True)
     table.add_column()
     samples, windows = numbers["samples"], numbers["windows"]
     mean = numbers["raw_tokens"] / samples
@@ -57,7 +59,7 @@ def _placement_table(numbers: dict[str, Any]) -> Table:
     table.add_column("")
     placements = numbers["placements"]
     for name in placements:
-        table.add_column(_TITLES[name], justify="right")
+        table.add_column(_TITLES[name], justify="right", no_wrap=True)
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "packed tokens": lambda p: f"{p['packed_tokens']:,}",
         "raw / packed tokens": lambda p: f"{p['packing_ratio']:.2f}",
@@ -86,8 +88,8 @@ def _notes(numbers: dict[str, Any]) -> list[str]:
         )
     if skipped["samples"]:
         notes.append(
-            f"Do not fit: first {skipped['first'][0]['reason']}; the longest has {skipped['longest']} tokens, so "
-            f"--max-tokens {skipped['longest']} is what all samples need."
+            f"Do not fit: first {skipped['first'][0]['reason']}; the longest has {skipped['longest']} tokens. All fit "
+            f"with {what_fits(numbers)}."
         )
     notes.append(
         f"Expect ({_TITLES[expected['placement']]}; counted, not measured; against the samples alone without padding): "
@@ -98,5 +100,13 @@ def _notes(numbers: dict[str, Any]) -> list[str]:
     if expected["linear"] < _WORTH_IT:
         notes.append("Hardly anything is shared here: packing gives batches without padding, and little else.")
     if numbers["html"]:
-        notes.append(f"Drawn in {numbers['html']}")
+        notes.append(printable(f"Drawn in {numbers['html']}"))
     return notes
+
+
+def what_fits(numbers: dict[str, Any]) -> str:
+    """The options under which no sample is left out."""
+    skipped = numbers["skipped"]
+    tokens = f"--max-tokens {skipped['longest']}" if skipped["longest"] > numbers["max_tokens"] else ""
+    terms = "a larger --max-terms" if skipped["for_terms"] else ""
+    return " and ".join(filter(None, (tokens, terms)))

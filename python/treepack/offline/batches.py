@@ -14,11 +14,12 @@ import numpy as np
 
 from treepack import PackedTree, PackError, pack
 
+from ..tree_arrays import formats_of
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
 from .rows import Lists, table_of
-from .schema import arrow_schema, formats_of, list_format
+from .schema import arrow_schema, list_format
 from .units import as_floats
 
 _CHOSEN, _REJECTED = "chosen.", "rejected."
@@ -30,7 +31,7 @@ def pack_batch(
     """Pack one batch; samples share prefixes within it alone, so it should be large.
 
     Arguments:
-        batch: a dict of columns (lists, NumPy arrays) or a pyarrow Table, with a row per sample.
+        batch: a dict of columns (lists, NumPy arrays), a pyarrow Table or RecordBatch, with a row per sample.
         max_tokens, **options: as for `treepack.pack`; placement is "shared" or "first_fit".
         columns: the columns to take, by the name they have in a sample: `{"input_ids": "tokens"}`; without it all. With
             pairs two per column: `{"chosen.input_ids": "chosen", "rejected.input_ids": "rejected"}`, those without
@@ -65,17 +66,27 @@ def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
 
 def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[Any]]:
     """The columns of a batch by the names that they have in a sample, a value for each row."""
-    names = list(batch.schema.names) if isinstance(batch, pa.Table) else list(batch)
+    if isinstance(batch, pa.RecordBatch):
+        batch = pa.Table.from_batches([batch])
+    if not isinstance(batch, pa.Table) and not hasattr(batch, "keys"):
+        raise TypeError(f"the batch is of type {type(batch).__name__}; a dict of columns or a pyarrow Table is needed")
+    names = list(batch.column_names if isinstance(batch, pa.Table) else batch.keys())
     wanted = {name: name for name in names} if columns is None else dict(columns)
     for name, given in wanted.items():
         if given not in names:
             raise PackError(f"the batch has no column {given!r} to take {name} from; it has {', '.join(names)}")
-    return {name: _values(batch[given]) for name, given in wanted.items()}
+        if names.count(given) > 1:
+            raise PackError(f"the batch has {names.count(given)} columns named {given!r}; rename one")
+    return {name: _values(batch[given], given) for name, given in wanted.items()}
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Any, name: str) -> list[Any]:
     """A value for each row. What Arrow holds as numbers keeps its dtype."""
     if not isinstance(column, pa.ChunkedArray):
+        if isinstance(column, str) or not hasattr(column, "__len__"):
+            raise TypeError(
+                f"column {name!r} of the batch is of type {type(column).__name__}; one value per row is needed"
+            )
         return list(column)
     out: list[Any] = []
     for chunk in column.chunks:

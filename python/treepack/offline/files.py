@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..readers import USUAL, ReadError, Rollouts, open_rollouts
-from ..readers.rollouts import _files, _open
+from ..readers.files import open_sources
 from .manifest import Manifest
 from .options import Options
-from .pairs import Pair
+from .pairs import PAIR, Pair
 from .writer import Progress, write
 
 CHOSEN, REJECTED = "chosen.", "rejected."
@@ -116,9 +116,14 @@ def open_pairs(
     Raises ReadError.
     """
     given = dict(columns or {})
+    if PAIR in given:
+        raise ReadError(
+            f"--column {PAIR}={given[PAIR]}: {PAIR} is the number of the pair; give the column another name"
+        )
     names = _names(path)
     shared = dict.fromkeys(_ALONE, "")
-    shared |= {name: column for name, column in given.items() if not name.startswith(("chosen", "rejected"))}
+    own = ("chosen", "rejected")
+    shared |= {n: column for n, column in given.items() if n not in own and not n.startswith((CHOSEN, REJECTED))}
     chosen, rejected = (_open_side(path, side, names, given, shared, tokenizer) for side in ("chosen", "rejected"))
     if set(chosen.columns) != set(rejected.columns):
         lone = sorted(set(chosen.columns) ^ set(rejected.columns))[0]
@@ -145,6 +150,8 @@ def _open_side(
     own = {name.split(".", 1)[1]: column for name, column in given.items() if name.startswith(f"{side}.")}
     if tokenizer:
         form = {"messages": tokens, "input_ids": "", "prompt_ids": "", "completion_ids": ""}
+        if "prompt" in names:  # the messages before, where a side only goes on from them
+            form |= {"prompt_messages": "prompt"}
     elif _has_prompt(path, names, given):
         form = {"completion_ids": tokens, "input_ids": "", "messages": ""}
     else:
@@ -158,5 +165,4 @@ def _has_prompt(path: str | os.PathLike[str], names: list[str], given: dict[str,
 
 def _names(path: str | os.PathLike[str]) -> list[str]:
     """The columns of a file, or of the first of several."""
-    format, files = _files(os.fspath(path))
-    return list(_open(format, files[0]).names)
+    return list(open_sources(os.fspath(path))[1][0].names)

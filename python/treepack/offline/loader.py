@@ -16,13 +16,15 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from treepack import PackedTree, PackError, pack
+from treepack import PackedTree, PackError
 
+from ..readers.source import first_line
+from ..tree_arrays import KEPT, LABELS, dummy_tree
 from . import manifest as manifests
 from .arrow import pa, pq
 from .pairs import PAIR
 from .rows import trees_of
-from .schema import FIRST_SAMPLE, LAYOUT_VERSION, Formats, formats_in
+from .schema import FIRST_SAMPLE, LAYOUT_VERSION, formats_in
 
 #: Files that are held open, with the rows of their row groups.
 _OPEN_FILES = 16
@@ -142,7 +144,7 @@ class Trees(Sequence[PackedTree]):
     def _dummy(self) -> PackedTree:
         first = self._shard(int(np.flatnonzero(np.diff(self._starts))[0])).row(0)
         formats, like = formats_in(first.schema, "the shard"), trees_of(first)[0]
-        return dummy_tree(formats, "shift_labels" in like._fields, "sampling_mask" in like._fields, self._multiple)
+        return dummy_tree(formats, LABELS in like._fields, self._multiple, kept=KEPT[0] in like._fields)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict(), "_process": -1}
@@ -155,10 +157,11 @@ class _Shard:
     """An open Parquet file. Keeps the row group that was read last: in file order each is read once."""
 
     def __init__(self, path: Path):
+        self._path = path
         try:
-            self._file = pq.ParquetFile(path, memory_map=True)
-        except (OSError, pa.ArrowException) as error:
-            raise PackError(f"{path}: it cannot be read: {str(error).splitlines()[0]}") from None
+            self._file = pq.ParquetFile(path.absolute(), memory_map=True)  # absolute: see `readers.arrow`
+        except (OSError, UnicodeError, pa.ArrowException) as error:
+            raise PackError(f"{path}: it cannot be read: {first_line(error)}") from None
         metadata = self._file.metadata
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -168,35 +171,11 @@ class _Shard:
     def row(self, at: int) -> Any:
         group = int(np.searchsorted(self._starts, at, side="right")) - 1
         if group != self._group:
-            self._table, self._group = self._file.read_row_group(group, use_threads=False), group
+            try:
+                self._table, self._group = self._file.read_row_group(group, use_threads=False), group
+            except (OSError, pa.ArrowException) as error:
+                raise PackError(f"{self._path}, row {at}: it cannot be read: {first_line(error)}; pack again") from None
         return self._table.slice(at - int(self._starts[group]), 1)
-
-
-def dummy_tree(formats: Formats, label: bool, kept: bool, pad_to_multiple_of: int) -> PackedTree:
-    """A tree of padding alone, as `treepack.pack` gives it to a rank for which there is no sample.
-
-    Arguments:
-        formats: (dtype, row shape) of its columns, by their full names.
-        label: with `shift_labels`.
-        kept: with kept sets.
-        pad_to_multiple_of: its number of positions.
-    """
-    sample: dict[str, Any] = {"input_ids": np.zeros(1, np.int64)}
-    if kept:
-        sample |= {"sampling_mask": np.zeros(0, np.int32), "sampling_mask_counts": np.zeros(1, np.int32)}
-    for name, (dtype, tail) in formats.items():
-        kind, column = name.split(".", 1)
-        if kind == "positions":
-            sample[column] = np.zeros((1, *tail), dtype)
-        elif kind == "samples":
-            sample[column] = np.zeros((), dtype)
-    return pack(
-        [sample],
-        max_tokens=pad_to_multiple_of,
-        branching="label" if label else "token",
-        pad_to_multiple_of=pad_to_multiple_of,
-        ranks=2,
-    )[1]
 
 
 def _shards(folder: Path) -> tuple[list[Path], list[int], int]:
@@ -229,10 +208,10 @@ def _bare_shards(folder: Path) -> tuple[list[Path], list[int], int]:
     counts = []
     for path in files:
         try:
-            metadata = pq.read_metadata(path)
+            metadata = pq.read_metadata(path.absolute())
             formats_in(metadata.schema.to_arrow_schema(), str(path))
-        except pa.ArrowException as error:
-            raise PackError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}") from None
+        except (OSError, UnicodeError, pa.ArrowException) as error:
+            raise PackError(f"{path}: not a Parquet file that can be read: {first_line(error)}") from None
         counts.append(metadata.num_rows)
     return files, counts, 1
 

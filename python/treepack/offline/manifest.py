@@ -91,6 +91,19 @@ class Manifest:
         return not (self.shards or self.rows or self.finished)
 
 
+def check_kind(folder: Path) -> None:
+    """PackError for a file of the manifest's name that is no manifest of shards, of whatever version."""
+    path = folder / NAME
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    if kind != _KIND:
+        raise PackError(f"{path} was not written by treepack, and a manifest would replace it: name another folder")
+
+
 def read(folder: Path) -> Manifest | None:
     """The manifest of a folder; None where there is none. PackError for what is no manifest of this version."""
     path = folder / NAME

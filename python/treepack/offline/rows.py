@@ -5,7 +5,7 @@ Costs one copy of the arrays each way. A row can be read without treepack: every
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy.typing as npt
 from treepack import PackedTree, PackError
 
 from ..columns import Format
-from ..tree import ALIGN
+from ..tree_arrays import ARRAYS, tree_from_arrays
 from .arrow import pa
-from .schema import ARRAYS, COUNTS, DISAGREEMENTS, FIRST_SAMPLE, OPTIONAL, Formats, formats_in
+from .schema import COUNTS, DISAGREEMENTS, FIRST_SAMPLE, OPTIONAL, Formats, formats_in
 
 Array = npt.NDArray[Any]
 
@@ -53,30 +53,6 @@ def trees_of(table: Any) -> list[PackedTree]:
     """
     formats = formats_in(table.schema, "the table")
     return [tree for batch in table.to_batches() for tree in _batch_trees(batch, formats)]
-
-
-def tree_from_arrays(
-    arrays: Mapping[str, Array], formats: Mapping[str, Format], disagreements: Mapping[str, tuple[int, int, int]]
-) -> PackedTree:
-    """A tree on one fresh buffer, laid out as the packer lays it out: arrays in order, each from a multiple of 64
-    bytes, zeros in between.
-
-    Args:
-        arrays: every array by its full name, in the order of the buffer.
-        formats: (dtype, row shape) of each column, by the name it has in a sample.
-        disagreements: (sample, sample, token) of each per-token column that has no value per position.
-    """
-    fields, end = {}, 0
-    for name, array in arrays.items():
-        fields[name] = (end, len(array))
-        end += array.nbytes + -array.nbytes % ALIGN
-    space = np.zeros(end + ALIGN, np.uint8)
-    begin = -space.ctypes.data % ALIGN
-    buffer = space[begin : begin + end]
-    for name, array in arrays.items():
-        offset, rows = fields[name]
-        np.ndarray((rows, *array.shape[1:]), array.dtype, buffer, offset)[...] = array
-    return PackedTree(buffer, fields, dict(formats), dict(disagreements))
 
 
 # --- trees to rows --------------------------------------------------------------------------------------------------
@@ -138,9 +114,8 @@ def _disagreements(tree: PackedTree) -> list[dict[str, Any]]:
 def _batch_trees(batch: Any, formats: Formats) -> list[PackedTree]:
     """The trees of one record batch."""
     order = [name for name in ARRAYS if name in batch.schema.names] + list(formats)
-    rows = {name: (np.dtype(ARRAYS[name]), ()) if name in ARRAYS else formats[name] for name in order}
+    rows = {name: (ARRAYS[name], ()) if name in ARRAYS else formats[name] for name in order}
     columns = {name: Lists(batch.column(name), row) for name, row in rows.items()}
-    by_column = {name.split(".", 1)[1]: row for name, row in formats.items()}
     noted = batch.column(DISAGREEMENTS).to_pylist() if DISAGREEMENTS in batch.schema.names else [None] * len(batch)
     out = []
     for at in range(batch.num_rows):
@@ -150,7 +125,7 @@ def _batch_trees(batch: Any, formats: Formats) -> list[PackedTree]:
             if array is None and name not in OPTIONAL and name.removeprefix("positions.") not in found:
                 raise PackError(f"row {at}: column {name!r} is null; a packed tree needs it")
         kept = {name: array for name, array in arrays.items() if array is not None}
-        out.append(tree_from_arrays(kept, by_column, found))
+        out.append(tree_from_arrays(kept, formats, found))
     return out
 
 

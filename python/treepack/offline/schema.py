@@ -12,55 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackedTree, PackError
+from treepack import PackError
 
 from ..columns import Format
+from ..tree_arrays import ARRAYS, KEPT, KINDS, LABELS
 from .arrow import pa
 
 #: Counts up when a row holds something else than before under the same names.
 LAYOUT_VERSION = 1
 
-#: Arrays of every tree in the order of their buffer (rust/arrays.rs), and their dtypes.
-ARRAYS: dict[str, Any] = {
-    "input_ids": np.dtype(np.int64),
-    "position_ids": np.dtype(np.int64),
-    "shift_labels": np.dtype(np.int64),
-    "parent": np.dtype(np.int32),
-    "subtree_end": np.dtype(np.int32),
-    "position_source": np.dtype(np.int32),
-    "position_samples": np.dtype(np.int32),
-    "cu_segments": np.dtype(np.int32),
-    "segment_parent": np.dtype(np.int32),
-    "sample_index": np.dtype(np.int32),
-    "sample_last_segment": np.dtype(np.int32),
-    "cu_terms": np.dtype(np.int32),
-    "row_position": np.dtype(np.int32),
-    "term_row": np.dtype(np.int32),
-    "term_target": np.dtype(np.int32),
-    "term_sample": np.dtype(np.int32),
-    "term_source": np.dtype(np.int32),
-    "sampling_mask": np.dtype(np.int32),
-    "sampling_mask_counts": np.dtype(np.int32),
-}
 #: Null where a tree has none: label branching alone has labels, and rollouts with kept sets alone have kept sets.
-OPTIONAL = ("shift_labels", "sampling_mask", "sampling_mask_counts")
+OPTIONAL = (LABELS, *KEPT)
 #: Token ids repeat, and a dictionary finds that; other integers rise by steps, and differences are small.
 IDS = ("input_ids", "shift_labels", "term_target", "sampling_mask")
-KINDS = ("terms.", "samples.", "positions.")
 FIRST_SAMPLE, DISAGREEMENTS = "first_sample", "disagreements"
 COUNTS = ("num_tokens", "num_samples", "num_terms")
 
 Formats = dict[str, Format]
-
-
-def formats_of(tree: PackedTree) -> Formats:
-    """(dtype, row shape) of every gathered column by its full name, in the order of the buffer: "terms.advantage"."""
-    names = [name for name in tree._fields if name.startswith(KINDS)]
-    names += [f"positions.{name}" for name in tree._disagreements]
-    known = {name: tree._format(name) for name in names}
-    # A column on which the samples of this tree disagree has its place in other trees of the call.
-    positions = sorted(name for name in known if name.startswith("positions."))
-    return {name: known[name] for name in [*(n for n in known if n not in positions), *positions]}
 
 
 def arrow_schema(formats: Mapping[str, Format], metadata: Mapping[str, str] | None = None) -> Any:

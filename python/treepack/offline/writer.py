@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,12 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import treepack
 from treepack import PackError
 
+from ..readers.source import first_line
+from ..tree_arrays import formats_of
 from . import manifest as manifests
 from .arrow import pa, pq
 from .manifest import Manifest, Shard
 from .options import Options
 from .rows import table_of
-from .schema import LAYOUT_VERSION, arrow_schema, delta_columns, dictionary_columns, formats_in, formats_of
+from .schema import LAYOUT_VERSION, arrow_schema, delta_columns, dictionary_columns, formats_in
 from .units import Unit, units
 
 #: A row group ends with the first tree with which it holds this many positions: a tree of usual size is read alone, and
@@ -31,6 +33,10 @@ from .units import Unit, units
 ROW_GROUP_TOKENS = 1 << 14
 #: Samples of a batch of the reader, at most; it has fewer where they are long.
 _BATCH = 1024
+
+
+#: What the metadata of every shard has.
+_LAYOUT = "treepack.layout_version"
 
 
 class Rows(Protocol):
@@ -104,8 +110,10 @@ def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Man
     if held is not None and held.empty:
         held = wanted  # killed before its first shard
         resume = True
-    ours = [*folder.glob("shard-*.parquet"), *folder.glob(".shard-*.part"), *folder.glob(f".{manifests.NAME}.part")]
-    if held is None and not overwrite and any(path.suffix == ".parquet" for path in ours):
+    shards = sorted(folder.glob("shard-*.parquet"))
+    finished = {shard.file for shard in held.shards} if held else set()
+    _only_ours(folder, [path for path in shards if path.name not in finished])
+    if held is None and shards and not overwrite:
         raise PackError(
             f"{folder} holds shards without a {manifests.NAME}: start over with --overwrite, or name another folder"
         )
@@ -125,11 +133,36 @@ def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Man
                 raise PackError(f"{path} is missing or was changed: start over with --overwrite")
     if not held.finished:
         # Before its files, so that what is killed in between never names a file that is gone.
-        held.write(folder)
-        for path in ours:
-            if path.name not in {shard.file for shard in held.shards}:
-                path.unlink(missing_ok=True)
+        with _writing(folder / manifests.NAME):
+            held.write(folder)
+            for path in (*shards, *folder.glob(".shard-*.part"), *folder.glob(f".{manifests.NAME}.part")):
+                if path.name not in finished:
+                    path.unlink(missing_ok=True)
     return held
+
+
+def _only_ours(folder: Path, shards: Iterable[Path]) -> None:
+    """PackError for a file that treepack did not write and would be replaced: it may be the only copy of something."""
+    manifests.check_kind(folder)
+    for path in shards:
+        try:
+            metadata = pq.read_schema(path.absolute()).metadata or {}
+        except (OSError, UnicodeError, pa.ArrowException):
+            metadata = {}
+        if _LAYOUT.encode() not in metadata:
+            raise PackError(f"{path} was not written by treepack, and a shard would replace it: name another folder")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """PackError for what goes wrong while a file is written: a full disk, a folder that became read-only."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise PackError(
+            f"{path}: it cannot be written: {first_line(error)}; what is finished stays, and --resume (resume=True) "
+            "goes on from there"
+        ) from None
 
 
 class _Writer:
@@ -139,12 +172,13 @@ class _Writer:
         self._folder, self._manifest, self._options, self._progress = folder, manifest, options, progress
         self._schema: Any = None
         self._file: Any = None
+        self._sink: Any = None
         self._group: list[Any] = []
         self._counts = _no_counts()
         if manifest.shards:
             # Its columns alone: a schema that was read differs in what does not matter, and bytes would differ too.
             first = folder / manifest.shards[0].file
-            self._schema = arrow_schema(formats_in(pq.read_schema(first), str(first)), self._metadata())
+            self._schema = arrow_schema(formats_in(pq.read_schema(first.absolute()), str(first)), self._metadata())
 
     def run(self, made: Iterable[Unit]) -> None:
         try:
@@ -156,11 +190,12 @@ class _Writer:
                     self._tell()
             self._close_shard()
             self._manifest.finished = True
-            self._manifest.write(self._folder)
+            self._write_manifest()
         finally:
-            if self._file is not None:
-                with suppress(OSError, pa.ArrowException):
-                    self._file.close()
+            if self._sink is not None:
+                for opened in filter(None, (self._file, self._sink)):
+                    with suppress(OSError, pa.ArrowException):
+                        opened.close()
                 self._part.unlink(missing_ok=True)
             if self._manifest.empty:
                 (self._folder / manifests.NAME).unlink(missing_ok=True)
@@ -178,8 +213,10 @@ class _Writer:
         for tree in unit.trees:
             if self._schema is None:
                 self._schema = arrow_schema(formats_of(tree), self._metadata())
-            if self._file is None:
-                self._file = parquet_writer(self._part, self._schema)
+            if self._sink is None:
+                with _writing(self._part):
+                    self._sink = self._part.open("wb")  # pyarrow would take a name with a colon for an address
+                    self._file = parquet_writer(self._sink, self._schema)
             self._group.append((tree, unit.first_sample))
             if sum(held.num_tokens for held, _ in self._group) >= ROW_GROUP_TOKENS:
                 self._write_group(unit)
@@ -204,22 +241,29 @@ class _Writer:
         except PackError as error:
             what = "pairs" if self._options.pairs else "samples"
             raise PackError(f"{what} {unit.first} to {unit.first + unit.rows - 1}: {error}") from None
-        self._file.write_table(table, row_group_size=len(trees))
+        with _writing(self._part):
+            self._file.write_table(table, row_group_size=len(trees))
 
     def _close_shard(self) -> None:
         counts, manifest = self._counts, self._manifest
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            with self._part.open("rb") as file:
-                os.fsync(file.fileno())
-            size = self._part.stat().st_size
-            os.replace(self._part, self._folder / self._name)
+        if self._sink is not None:
+            with _writing(self._part):
+                self._file.close()
+                self._sink.flush()
+                os.fsync(self._sink.fileno())
+                size = self._sink.tell()
+                self._sink.close()
+                os.replace(self._part, self._folder / self._name)
+            self._file = self._sink = None
             manifest.shards.append(Shard(file=self._name, first_row=manifest.rows, bytes=size, **counts))
         manifest.rows += counts["rows"]
         manifest.skipped += counts["skipped"]
         self._counts = _no_counts()
-        manifest.write(self._folder)
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        with _writing(self._folder / manifests.NAME):
+            self._manifest.write(self._folder)
 
     def _tell(self) -> None:
         if self._progress is None:
@@ -232,7 +276,7 @@ class _Writer:
         """What a shard says about itself without its folder."""
         return {
             "treepack.version": self._manifest.treepack,
-            "treepack.layout_version": str(LAYOUT_VERSION),
+            _LAYOUT: str(LAYOUT_VERSION),
             "treepack.options": json.dumps(self._manifest.options),
             "treepack.source": json.dumps(self._manifest.source),
         }
@@ -254,10 +298,10 @@ def _no_counts() -> dict[str, int]:
     return dict.fromkeys(("rows", "trees", "skipped", *_SUMMED), 0)
 
 
-def parquet_writer(path: Path, schema: Any) -> Any:
-    """A writer of one shard, with the encodings that keep integer arrays small."""
+def parquet_writer(file: Any, schema: Any) -> Any:
+    """A writer of one shard to an open file, with the encodings that keep integer arrays small."""
     return pq.ParquetWriter(
-        path,
+        file,
         schema,
         compression="zstd",
         use_dictionary=dictionary_columns(schema.names),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,15 @@ class Parquet:
             raise ReadError(f"{path}: Parquet needs pyarrow: pip install 'treepack[cli]'") from None
         self.path = path
         self.fraction = 0.0
-        self._open = partial(ParquetFile, path, memory_map=True)
-        self._errors = (ArrowException, OSError, UnicodeDecodeError)
+        # An absolute path: pyarrow takes a relative one with a colon in it for an address.
+        self._open = partial(ParquetFile, path.absolute(), memory_map=True)
+        self._errors = (ArrowException, OSError, UnicodeError)
         try:
             with self._open() as file:  # only while it is read: there may be thousands of shards
                 self.names: list[str] = list(file.schema_arrow.names)
                 self.size: int | None = file.metadata.num_rows
         except self._errors as error:
             raise ReadError(f"{path}: not a Parquet file: {first_line(error)}") from None
-        if not self.size:
-            raise ReadError(f"{path}: it holds no samples (0 rows)")
 
     def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
         with self._open() as file:
@@ -75,15 +75,17 @@ class Dataset:
             raise ReadError(f"{path}: a Hugging Face dataset needs: pip install datasets") from None
         self.path = path
         self.fraction = 0.0
+        self.names: list[str] = []
+        self.size: int | None = 0
         try:
+            if not json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+                return  # no rows: datasets writes such a folder and cannot load it
             data = datasets.load_from_disk(str(path), keep_in_memory=False)
         except Exception as error:  # whatever a broken folder makes it raise
             raise ReadError(f"{path}: not a dataset of save_to_disk: {first_line(error)}") from None
         self._data = data.with_format("arrow")
-        self.names: list[str] = list(data.column_names)
-        self.size: int | None = len(data)
-        if not self.size:
-            raise ReadError(f"{path}: it holds no samples (0 rows)")
+        self.names = list(data.column_names)
+        self.size = len(data)
 
     def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
         data = self._data.select_columns(list(names))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .source import ReadError, first_line
+from .source import ReadError, first_line, kind
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +24,8 @@ class ChatEncoder:
     """
 
     def __init__(self, folder: str):
+        if not Path(folder).is_dir():
+            raise ReadError(f"tokenizer {folder}: no such folder; name one that save_pretrained of a tokenizer wrote")
         try:
             from transformers import AutoTokenizer
         except ImportError:
@@ -82,13 +85,13 @@ class ChatEncoder:
 
 def _checked(messages: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
-        has = "an empty list" if messages == [] else f"a {type(messages).__name__}"
+        has = "an empty list" if messages == [] else kind(messages)
         raise ReadError(f'{where}: messages is {has}; a list of {{"role": ..., "content": ...}} is needed')
     turns = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            has = ", ".join(message) if isinstance(message, dict) else f"a {type(message).__name__}"
-            raise ReadError(f"{where}: message {number} has no role; it has {has}, needed are role and content")
+            has = f"has {', '.join(message)}" if isinstance(message, dict) else f"is {kind(message)}"
+            raise ReadError(f"{where}: message {number} has no role; it {has}, needed are role and content")
         if "content" not in message and "tool_calls" not in message:
             raise ReadError(f"{where}: message {number} has no content; it has {', '.join(message)}")
         turns.append({name: value for name, value in message.items() if value is not None})  # Arrow fills up with nulls

@@ -6,14 +6,14 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from .source import CHUNK_BYTES, Chunk, ReadError, first_line
+from .source import CHUNK_BYTES, Chunk, ReadError, first_line, kind
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".jsonl.zst", ".ndjson.zst")
+SUFFIXES = tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
 
 
 class JsonLines:
@@ -24,12 +24,16 @@ class JsonLines:
     def __init__(self, path: Path):
         self.path = path
         self.fraction = 0.0
-        self.size: int | None = None  # known once the file was read to its end
+        self.size: int | None = None  # known once the file was read to its end, or where it is empty
+        self.names: list[str] = []
+        self.unexpected: Mapping[str, str] = {}
+        """Keys that no line may have, since the first has not (`names.unexpected`), with their canonical names."""
         with closing(self._lines()) as lines:
             first = next(lines, None)
         if first is None:
-            raise ReadError(f"{path}: it holds no samples; one JSON object per line is needed")
-        self.names = list(self._parse(*first))
+            self.size = 0
+        else:
+            self.names = list(self._parse(*first))
 
     def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
         numbers: list[int] = []
@@ -40,6 +44,13 @@ class JsonLines:
             if count <= start:
                 continue
             row = self._parse(number, line)
+            more = self.unexpected.keys() & row.keys()
+            if more:
+                key = min(more)
+                raise ReadError(
+                    f"{self.path}, line {number}: it has {key!r}, which the first line has not; give it in every line, "
+                    f"or leave it out with --column {self.unexpected[key]}="
+                )
             for name, values in columns.items():
                 if name not in row:
                     raise ReadError(f"{self.path}, line {number}: no {name!r}; it has {', '.join(row) or 'no keys'}")
@@ -86,14 +97,15 @@ class JsonLines:
         except json.JSONDecodeError as error:
             if number == 1 and line.lstrip().startswith(b"["):
                 raise ReadError(_ARRAY.format(where=where)) from None
-            raise ReadError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise ReadError(f"{where}: not JSON: {first_line(error)}") from None
+            what = f"{error.msg} at column {error.colno}; one JSON object per line is needed"
+            raise ReadError(f"{where}: not JSON: {what}") from None
+        except (ValueError, RecursionError) as error:  # text that is not UTF-8, integers of thousands of digits
+            raise ReadError(f"{where}: it cannot be parsed: {first_line(error)}") from None
         if isinstance(row, dict):
             return row
         if isinstance(row, list) and number == 1:
             raise ReadError(_ARRAY.format(where=where))
-        raise ReadError(f"{where}: a {type(row).__name__}; an object with the columns of a sample is needed")
+        raise ReadError(f"{where}: it is {kind(row)}; an object with the columns of a sample is needed")
 
 
 _ARRAY = "{where}: a JSON array; one object per line is needed (jq -c '.[]' FILE > FILE.jsonl makes them)"

@@ -47,11 +47,30 @@ USUAL: dict[str, tuple[str, ...]] = {
     "sampling_mask_counts": ("sampling_mask_counts",),
 }
 #: Columns that say where the tokens come from; a file is read by one of the three.
-_FORMS = {"pair": ("prompt_ids", "completion_ids"), "ids": ("input_ids",), "chat": ("messages", "tools")}
+_FORMS = {
+    "pair": ("prompt_ids", "completion_ids"),
+    "ids": ("input_ids",),
+    "chat": ("messages", "tools", "prompt_messages"),
+}
 #: Columns that have a value for each token.
 PER_TOKEN = frozenset(
     ["completion_mask", "labels", "attention_mask", "old_log_probs", "ref_log_probs", "sampling_mask_counts"]
 )
+
+
+#: Columns without which other tokens are trained, or merged: they are in all of the input or in nothing of it.
+_TELLING = ("completion_mask", "labels", "attention_mask", "identity")
+
+
+def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Name in a file -> canonical name, of the columns that say what is trained or merged and that `resolve` did not
+    find, where it looked. A later line or file that has one is not like the first."""
+    if "messages" in found:
+        return {}
+    wanted = [name for name in _TELLING if name not in found and name not in given]
+    if "completion_mask" in found:
+        wanted = [name for name in wanted if name != "labels"]
+    return {usual: canonical for canonical in wanted for usual in USUAL[canonical]}
 
 
 def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenizer: str | None) -> dict[str, str]:
@@ -60,6 +79,8 @@ def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenize
     Where the file has more than one form of the tokens, that of `given` is read; else chat messages if there is a
     tokenizer for them; else prompt and completion ids, since they say what is trained; else whole samples.
     """
+    if {"subtree_end", "cu_segments"} <= set(names):
+        raise ReadError(f"{path}: it holds packed trees; rollouts are needed (treepack.offline.load reads the trees)")
     for canonical, name in given.items():
         if name and name not in names:
             raise ReadError(f"{path}: no column {name!r} to take {canonical} from; it has {_listed(names)}")
@@ -75,7 +96,14 @@ def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenize
         dropped |= {name for name in PER_TOKEN if name not in given}
     if "completion_mask" in found:
         dropped.add("labels")
-    return {canonical: name for canonical, name in found.items() if canonical not in dropped}
+    taken = {canonical: name for canonical, name in found.items() if canonical not in dropped}
+    for canonical, name in taken.items():
+        if names.count(name) > 1:
+            raise ReadError(
+                f"{path}: {names.count(name)} columns are named {name!r}, and {canonical} is read from it: rename "
+                f"one, or leave it out with --column {canonical}="
+            )
+    return taken
 
 
 def _form(
@@ -97,7 +125,8 @@ def _form(
         raise ReadError(
             f"{path}: no column of token ids; it has {_listed(names)}. Looked for {', '.join(USUAL['input_ids'])}, "
             "prompt_ids with completion_ids, and messages; name yours with --column input_ids=NAME "
-            "(columns={'input_ids': NAME} in Python)"
+            "(columns={'input_ids': NAME} in Python). Text has to be tokenized first, or given as chat messages with a "
+            "tokenizer"
         )
     return form
 

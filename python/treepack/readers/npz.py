@@ -92,8 +92,6 @@ class Npz:
             offsets = _Stream(stack, file, self.path, name).rows(0, shape[0]).astype(np.int64)
         if offsets[0] != 0 or (np.diff(offsets) < 0).any():
             raise ReadError(f"{self.path}: {name} must start at 0 and never fall")
-        if len(offsets) == 1:
-            raise ReadError(f"{self.path}: it holds no samples ({name} has one entry)")
         return offsets
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -10,13 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import jsonl
-from .names import resolve
+from .files import open_sources
+from .jsonl import JsonLines
+from .names import resolve, unexpected
 from .samples import Encode, build
-from .source import ReadError, Source, first_line
-
-_FORMATS = ("jsonl", "parquet", "npz", "datasets")
-_ALLOWED = ".jsonl (.gz, .zst), .parquet, .npz, or a folder of one of them or of datasets.save_to_disk"
+from .source import ReadError, Source
 
 
 class Rollouts:
@@ -41,6 +38,8 @@ class Rollouts:
         """Samples, or None where only reading tells (JSONL)."""
         self.fingerprint = fingerprint
         """Changes when a file (size, time), the format, the columns or the tokenizer does."""
+        self.files = [source.path for source in sources]
+        """What is read; a data set on disk is one folder."""
         self._sources = sources
         self._encode = encode
         self._current = 0
@@ -117,89 +116,35 @@ def open_rollouts(
     ...     packed = treepack.pack(samples, max_tokens=16384)
     """
     name = os.fspath(path)
-    format, files = _files(name)
-    sources = [_open(format, file) for file in files]
+    format, sources = open_sources(name)
     given = dict(columns or {})
     found = resolve(sources[0].path, sources[0].names, given, tokenizer)
-    for source in sources[1:]:
-        missing = [column for column in found.values() if column not in source.names]
-        if missing:
-            raise ReadError(f"{source.path}: no column {missing[0]!r}, which {sources[0].path} has")
+    _check_alike(sources, found, given)
     encode: Encode | None = None
     if "messages" in found and tokenizer:
         from .chat import ChatEncoder
 
         encode = ChatEncoder(tokenizer)
-    fingerprint = _fingerprint(format, files, found, tokenizer if encode else None)
+    fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
     return Rollouts(name, format, found, fingerprint, sources, encode)
 
 
-def _files(name: str) -> tuple[str, list[Path]]:
-    """Format and files of a path, folder or glob; files by name."""
-    path = Path(name)
-    try:
-        if path.is_dir():
-            return _folder(path)
-        if path.is_file():
-            return _format(path), [path]
-    except OSError as error:
-        raise ReadError(f"{name}: it cannot be read: {first_line(error)}") from None
-    shards = sorted(Path(found) for found in glob.glob(name, recursive=True))
-    shards = [shard for shard in shards if shard.is_file()]
-    if not shards:
-        raise ReadError(f"{name}: no such file or folder")
-    return _one_format(name, shards)
-
-
-def _folder(path: Path) -> tuple[str, list[Path]]:
-    if (path / "dataset_dict.json").is_file():
-        splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
-        raise ReadError(f"{path}: a dataset with the splits {splits}; name one of them: {path}/SPLIT")
-    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return "datasets", [path]
-    shards = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith((".", "_")))
-    shards = [shard for shard in shards if _suffix(shard)]
-    if not shards:
-        raise ReadError(f"{path}: nothing to read in this folder; allowed are {_ALLOWED}")
-    return _one_format(str(path), shards)
-
-
-def _one_format(name: str, shards: list[Path]) -> tuple[str, list[Path]]:
-    formats = sorted({_format(shard) for shard in shards})
-    if len(formats) > 1:
-        raise ReadError(f"{name}: files of more than one format ({', '.join(formats)}); name one, say {name}/*.parquet")
-    return formats[0], shards
-
-
-def _suffix(path: Path) -> str | None:
-    name = path.name.lower()
-    if name.endswith(jsonl.SUFFIXES):
-        return "jsonl"
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
-    return "npz" if name.endswith(".npz") else None
-
-
-def _format(path: Path) -> str:
-    found = _suffix(path)
-    if found is None:
-        raise ReadError(f"{path}: unknown format {path.suffix or 'without a suffix'!r}; allowed are {_ALLOWED}")
-    return found
-
-
-def _open(format: str, path: Path) -> Source:
-    try:
-        if format == "jsonl":
-            return jsonl.JsonLines(path)
-        if format == "npz":
-            from .npz import Npz
-
-            return Npz(path)
-        from .arrow import Dataset, Parquet
-
-        return Dataset(path) if format == "datasets" else Parquet(path)
-    except OSError as error:
-        raise ReadError(f"{path}: it cannot be read: {first_line(error)}") from None
+def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """ReadError for a file that lacks a column of the first one, or has one that says what is trained or merged where
+    the first one has none; lines of JSONL are checked for that when they are read."""
+    more = unexpected(found, given)
+    for source in sources:
+        for name in found.values():
+            if name not in source.names:
+                raise ReadError(f"{source.path}: no column {name!r}, which {sources[0].path} has")
+        for name in source.names:
+            if name in more:
+                raise ReadError(
+                    f"{source.path}: it has the column {name!r}, which {sources[0].path} has not; give it in every "
+                    f"file, or leave it out with --column {more[name]}="
+                )
+        if isinstance(source, JsonLines):
+            source.unexpected = more
 
 
 def _fingerprint(format: str, files: list[Path], columns: dict[str, str], tokenizer: str | None) -> str:

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from .. import arrays
 from .names import PER_TOKEN
-from .source import Chunk, ReadError
+from .source import Chunk, ReadError, kind
 
 Array = npt.NDArray[Any]
 Encode = Callable[[Any, Any, str], tuple[Array, Array]]
 
 LARGEST_ID = 2**31 - 1
+_IDS = f"token ids, integers from 0 to {LARGEST_ID},"
 _SHOWN = 30
 
 
@@ -39,7 +40,8 @@ class _Sample:
         if "messages" in row:
             if encode is None:
                 raise ReadError(f"{where}: {names['messages']} needs a tokenizer")
-            self.ids, self.mask = encode(row.pop("messages"), row.pop("tools", None), where)
+            messages = _conversation(row.pop("prompt_messages", None), row.pop("messages"))
+            self.ids, self.mask = encode(messages, row.pop("tools", None), where)
         elif "input_ids" in row:
             self.ids = self._ids("input_ids")
         else:
@@ -123,20 +125,45 @@ class _Sample:
     def _convert(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
         """The value as an array. It is then no longer in `row`."""
         value = self.row.pop(name)
+        ids = name.endswith("_ids")
+        hint = "token ids" if ids else "numbers"
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, str):
-            hint = "token ids" if name.endswith("_ids") else "numbers"
             raise self._error(name, f"is text ({_short(value)}); {hint} are needed, say [1, 2, 3]")
-        if value is None:
-            raise self._error(name, "is null; a list of numbers is needed")
+        if isinstance(first, dict) and "role" in first:
+            raise self._error(name, "holds chat messages; name a tokenizer for them: --tokenizer DIR (tokenizer=)")
+        if value is None or isinstance(value, dict):
+            raise self._error(name, f"is {kind(value)}; a list of {hint} is needed")
         try:
             return convert(value, f"{self.where}: {self.names[name]}")
         except (ValueError, TypeError) as error:
-            raise ReadError(str(error)) from None
+            at = _culprit(value, ids)
+            if at is None:
+                raise ReadError(str(error)) from None
+            raise self._error(name, f"[{at}] is {_short(value[at])}; {_IDS if ids else hint} are needed") from None
 
     def _error(self, name: str, message: str) -> ReadError:
         space = "" if message.startswith("[") else " "
         return ReadError(f"{self.where}: {self.names[name]}{space}{message}")
+
+
+def _culprit(value: Any, ids: bool) -> int | None:
+    """Index of the first item of a list that is no number, or no token id."""
+    if not isinstance(value, list | tuple) or any(isinstance(item, list | tuple | np.ndarray) for item in value):
+        return None
+    for at, item in enumerate(value):
+        if not isinstance(item, int | float):
+            return at
+        if ids and not (type(item) is int and 0 <= item <= LARGEST_ID):
+            return at
+    return None
+
+
+def _conversation(prompt: Any, messages: Any) -> Any:
+    """The messages of a preference pair after those of its prompt, where they do not start with them."""
+    if not isinstance(prompt, list) or not isinstance(messages, list) or messages[: len(prompt)] == prompt:
+        return messages
+    return prompt + messages
 
 
 def _to_mask(value: Any, where: str) -> Array:
@@ -152,5 +179,5 @@ def _to_mask(value: Any, where: str) -> Array:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    shown = kind(value) if value is None else repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

@@ -23,6 +23,14 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def kind(value: object) -> str:
+    """What a value is, in the words of JSON."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Samples next to each other in one file: `columns[name][i]` is the value of sample i (a NumPy view, list, scalar,

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import PackError
-from ..packed import Packed
 from ..tree import PackedTree
 from .bars import bars_of
 from .histograms import Histogram, length_histogram, sharing_histogram
 from .pictures import grey, mask_of, tiles_of
 from .png import png
 from .segments import segments_of
-from .totals import Totals, totals_of, trees_of
+from .totals import Totals, Trees, totals_of, trees_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -64,6 +63,8 @@ class Report:
             PackError: the file cannot be written there.
         """
         target = Path(path)
+        if not target.name:
+            raise PackError(f"the report cannot be written to {os.fspath(path)!r}: name a file, say report.html")
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             try:
@@ -90,11 +91,11 @@ class Report:
         return f"Report({len(self.html.encode()):,} bytes of HTML; .save(path) writes them)"
 
 
-def report(packed: Packed | Sequence[PackedTree] | PackedTree, *, title: str | None = None) -> Report:
+def report(packed: Trees, *, title: str | None = None) -> Report:
     """A page that shows what was packed: the trees as nested bars, attention masks, tiles, lengths and sharing.
 
     Args:
-        packed: what `pack` returns, or trees of it (on any device).
+        packed: what `pack` returns, or trees of it (on any device), or micro-batches of a `Packer`.
         title: the page's headline, as plain text.
 
     Raises:
@@ -109,7 +110,7 @@ def report(packed: Packed | Sequence[PackedTree] | PackedTree, *, title: str | N
     template = _template()
     trees = trees_of(packed)
     totals = totals_of(packed, trees)
-    title = (title or "What was packed")[:TITLE]
+    title = _valid(title or "What was packed")[:TITLE]
     drawn = trees[:TREES]
     bars = _shares([len(tree.segment_parent) for tree in drawn], SEGMENTS)
     data = {
@@ -211,6 +212,11 @@ def _shares(wants: Sequence[int], total: int) -> list[int]:
         given[place] = min(wants[place], total // (len(wants) - done))
         total -= given[place]
     return given
+
+
+def _valid(text: str) -> str:
+    """Text that UTF-8 can hold: of a file name that is not UTF-8 Python makes lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from ..packed import Packed
 from ..tree import PackedTree
 from .histograms import sample_lengths
 
+#: What a report is about: a packing, a tree, trees, or micro-batches of `treepack.Packer` (trees of all ranks each).
+Trees = Packed | PackedTree | Sequence[PackedTree] | Sequence[Sequence[PackedTree]]
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -42,7 +45,7 @@ class Totals:
         return 1 - self.attention_pairs / self.attention_pairs_alone if self.attention_pairs_alone else 0.0
 
 
-def trees_of(packed: Packed | Sequence[PackedTree] | PackedTree) -> list[PackedTree]:
+def trees_of(packed: Trees) -> list[PackedTree]:
     """The trees with NumPy arrays.
 
     Raises:
@@ -51,17 +54,21 @@ def trees_of(packed: Packed | Sequence[PackedTree] | PackedTree) -> list[PackedT
     if isinstance(packed, PackedTree):
         packed = [packed]
     if not isinstance(packed, Sequence):
-        raise PackError(f"report() takes what pack() returns, or a list of its trees; it got {_kind(packed)}")
-    for place, tree in enumerate(packed):
-        if not isinstance(tree, PackedTree):
-            raise PackError(
-                f"report() takes what pack() returns, or a list of its trees; item {place} is {_kind(tree)}: "
-                "pack the samples first"
-            )
-    return [tree._host() for tree in packed]
+        raise PackError(f"report() takes {_TAKES}; it got {_kind(packed)}")
+    trees: list[PackedTree] = []
+    for place, item in enumerate(packed):
+        micro_batch = item if isinstance(item, list | tuple) else [item]  # of `Packer`: the trees of all ranks
+        for tree in micro_batch:
+            if not isinstance(tree, PackedTree):
+                raise PackError(f"report() takes {_TAKES}; item {place} is {_kind(item)}: pack the samples first")
+            trees.append(tree._host())
+    return trees
 
 
-def totals_of(packed: Packed | Sequence[PackedTree] | PackedTree, trees: Sequence[PackedTree]) -> Totals:
+_TAKES = "what pack() returns, or a list of its trees or of the micro-batches of a Packer"
+
+
+def totals_of(packed: Trees, trees: Sequence[PackedTree]) -> Totals:
     """`trees` are those of `packed`, with NumPy arrays."""
     largest = max((_positions(tree) for tree in trees), default=0)
     if isinstance(packed, Packed):

@@ -28,7 +28,7 @@ function chart(place, { first, width, values }, { across, up, label, log = false
   const total = Math.max(place.clientWidth, 240);
   const inner = { width: total - SIZE.left - SIZE.right, height: SIZE.height - SIZE.top - SIZE.bottom };
   const bottom = SIZE.top + inner.height;
-  const end = first + width * values.length;
+  const end = first + width * Math.max(values.length, 1); // padding alone has no sample
   const x = (value) => SIZE.left + ((value - first) / (end - first)) * inner.width;
   const y = (value) => bottom - (log ? Math.log(value) / Math.log(most) : value / most) * inner.height;
   const svg = element("svg", { viewBox: `0 0 ${total} ${SIZE.height}`, role: "img", "aria-label": `${up} by ${across}` });

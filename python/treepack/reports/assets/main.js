@@ -20,7 +20,7 @@ function facts(tree) {
   const drawn = tree.bars.parent.length - tree.bars.merged.length;
   const parts = [
     plural(tree.samples, "sample"),
-    `${count(tree.alone)} raw tokens in ${plural(tree.tokens, "position")}` + (tree.padding ? ` and ${count(tree.padding)} of padding` : ""),
+    `${plural(tree.alone, "raw token")} in ${plural(tree.tokens, "position")}` + (tree.padding ? ` and ${count(tree.padding)} of padding` : ""),
     plural(tree.segments, "segment") + (drawn < tree.segments ? ` (the ${count(drawn)} largest are drawn)` : ""),
     plural(tree.rows, "row"),
     plural(tree.terms, "loss term"),
