@@ -19,10 +19,12 @@ STAMPS := $(VENV)/.stamps
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -type f \( -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/assets/*' \))
 
-.PHONY: help venv build demo test test-rust test-python lint types docs wheel-manylinux audit-wheel test-wheel lint-workflows test-long fuzz bench bench-placement bench-scaling test-gpu bench-gpu bench-model bench-areal bench-trl bench-inspect bench-offline fmt clean
+.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz test-gpu \
+	bench bench-scaling bench-placement bench-gpu bench-model bench-areal bench-trl bench-inspect bench-offline \
+	docs wheel-manylinux audit-wheel test-wheel lint-workflows fmt clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- set-up ---------------------------------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@ $(STAMPS)/wheel: $(RUST_SOURCES) $(PYTHON_SOURCES) $(STAMPS)/group-build
 	$(PIP) install --force-reinstall --no-deps dist/treepack-*.whl
 	touch $@
 
-venv: $(STAMPS)/group-build $(STAMPS)/group-demo $(STAMPS)/group-test $(STAMPS)/group-lint $(STAMPS)/torch ## Make .venv with all that development needs
+venv: $(STAMPS)/group-build $(STAMPS)/group-demo $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/group-lint $(STAMPS)/torch ## Make .venv with all that development needs
 
 build: $(STAMPS)/wheel ## Build the wheel into dist/ and install it in .venv
 
@@ -150,7 +152,7 @@ bench-offline: build $(STAMPS)/group-bench ## treepack pack: tokens/s, size on d
 
 # --- pages and releases ---------------------------------------------------------------------------------------------
 
-docs: $(STAMPS)/group-docs ## Build the pages into site/, strict; needs no network and no wheel
+docs: $(STAMPS)/group-docs ## Build the pages into site/, strict; needs no wheel
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
@@ -187,4 +189,4 @@ fmt: $(STAMPS)/group-lint ## Format Rust and Python
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove what was built (.venv stays)
-	rm -rf dist target fuzz/target .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMPS)/wheel
+	rm -rf dist site target fuzz/target $(VENV)-wheel .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMPS)/wheel

@@ -14,6 +14,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from rich.console import Console
@@ -76,16 +77,21 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
 
-    if arguments.rollouts:
-        batches = {arguments.rollouts: load(arguments.rollouts)}
-    else:
-        batches = {"agent": synthetic.agent(), "multi-turn": synthetic.multi_turn()}
-    budget = arguments.max_tokens
-    packings = [(name, treepack.pack(batch, max_tokens=budget, overlong="skip")) for name, batch in batches.items()]
+    batches = {"agent": synthetic.agent(), "multi-turn": synthetic.multi_turn()}
+    try:
+        if arguments.rollouts:
+            batches = {arguments.rollouts: load(arguments.rollouts)}
+        call = {"max_tokens": arguments.max_tokens, "overlong": "skip"}
+        packings = [(name, treepack.pack(batch, **call)) for name, batch in batches.items()]
+    except (OSError, EOFError, BadZipFile, KeyError, TypeError, ValueError, treepack.PackError) as error:
+        where = f"{arguments.rollouts}: " if arguments.rollouts else ""
+        parser.error(f"{where}{error.args[-1]}; a file has tokens (T,) and offsets (n + 1,), see docs/cli.md")
     console.print(stats_table(packings))
 
     if importlib.util.find_spec("torch") is None:
-        console.print("torch is not installed: the comparison of packed and alone is left out")
+        console.print(
+            "torch is not installed: packed and alone are not compared (.venv/bin/pip install torch, then again)"
+        )
         return 0
     from parity import compare
 

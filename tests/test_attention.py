@@ -159,6 +159,22 @@ def test_tree_tiles_keep_given_lists():
     assert held.depth().tolist() == reference.tree_depth(end).tolist()
 
 
+def test_lists_that_do_not_go_with_the_tree_are_named():
+    """A kernel would read them as int32 on its own device."""
+    end = random_end(200)
+    rows, items = tiles.tile_lists(end, 128)
+    with pytest.raises(ValueError, match=r"tile lists of 128 hold torch\.int64 on cpu; they must be int32"):
+        TreeTiles(end, None, {128: (rows.long(), items)})
+    with pytest.raises(ValueError, match=r"on meta; they must be int32 on the device of subtree_end, cpu: move"):
+        TreeTiles(end, None, {128: (rows, items.to("meta"))})
+
+    class Tree:
+        subtree_end, tiles = end, {64: (rows.long(), items)}
+
+    with pytest.raises(ValueError, match="tile lists of 64"):
+        tree_attention(*inputs(200), Tree())
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "options", [{}, {"sliding_window": 20}, {"softcap": 2.0}, {"sinks": True}, {"scale": 0.3}], ids=str

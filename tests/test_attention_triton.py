@@ -54,5 +54,13 @@ def test_operators(results):
     assert results["operators"]["graphs"] <= 2
 
 
+def test_autograd(results):
+    """A tree first used under inference_mode trains; gradients of some inputs only; vmap; the second derivative
+    raises instead of leaving a part out."""
+    assert results["autograd"]["different"] == 0
+    assert not results["autograd"]["inference"]
+    assert "differentiate twice" in results["autograd"]["twice"]
+
+
 def test_bit_equal_from_run_to_run(results):
     assert results["repeat"] == {"different": 0}

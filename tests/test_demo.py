@@ -59,3 +59,23 @@ def test_the_demo_packs_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["demo.py", "--rollouts", str(tmp_path / "rollouts.npz"), "--max-tokens", "64"])
     assert demo.main() == 0
     assert "2.14" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"ids": [1, 2]}, "tokens is not a file in the archive"),
+        ({"tokens": [1, 2, 3], "offsets": [0, 5]}, "cu_seqlens ends at 5; input_ids has 3 tokens"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_packed_is_one_line(arrays, message, tmp_path, monkeypatch, capsys):
+    import demo
+
+    path = tmp_path / "rollouts.npz"
+    if arrays is not None:
+        np.savez(path, **{name: np.array(values) for name, values in arrays.items()})
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--rollouts", str(path)])
+    with pytest.raises(SystemExit, match="2"):
+        demo.main()
+    assert f"error: {path}: {message}" in capsys.readouterr().err

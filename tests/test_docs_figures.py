@@ -9,13 +9,19 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benches" / "results"
 DECIDE = ROOT / "docs" / "when-packing-helps.md"
 FLEX = ROOT / "docs" / "migrating-flexattention.md"
+TRL = ROOT / "docs" / "migrating-trl.md"
+AREAL = ROOT / "docs" / "migrating-areal.md"
+OFFLINE = ROOT / "docs" / "offline.md"
+README = ROOT / "README.md"
+BENCHES = ROOT / "benches" / "README.md"
 
 
-def rows(page, heading):
-    """The cells of the first table below a heading, without its first two lines."""
+def rows(page, heading, column=""):
+    """The cells of the first table below a heading (that has such a column), without its first two lines."""
     text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    tables = (found[0].splitlines() for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE))
+    table = next(lines for lines in tables if column in lines[0])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
 
 
 def box(name):
@@ -26,6 +32,17 @@ def box(name):
 
 def number(text):
     return float(text.replace(",", ""))
+
+
+def rounds(shown, figure):
+    """`shown` is `figure` with fewer digits."""
+    digits = len(shown.partition(".")[2])
+    return abs(number(shown) - number(figure)) <= 0.5 * 10**-digits + 1e-9
+
+
+def says(page, sentence):
+    """The page has this sentence, wherever its lines break."""
+    return " ".join(sentence.split()) in " ".join(page.read_text(encoding="utf-8").split())
 
 
 def packed_tokens(name, budget):
@@ -111,3 +128,129 @@ def test_sentences():
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times one `np.concatenate`" in text
     assert max(pack_ms) < 16
     assert "at most 16 ms" in text
+
+
+@pytest.mark.parametrize("row", rows(README, "Measured"), ids=lambda row: row[0])
+def test_pack(row):
+    label, samples, raw, budget, packed, ms, ratio = row
+    synthetic = {"synthetic agent": "agent", "synthetic multi-turn": "multi_turn"}
+    name = synthetic.get(label) or re.search(r"`(\w+)`", label)[1]
+    (found,) = (other for other in box("pack.txt") if other[:4] == [name, samples, raw, budget])
+    assert packed == f"{found[5]} ({found[4]})"
+    assert rounds(ms, found[9])
+    assert rounds(ratio, found[12])
+
+
+def test_pack_sentences():
+    agent, multi_turn = ([row for row in box("pack.txt") if row[0] == name] for name in ("agent", "multi_turn"))
+    assert says(README, f"TRL 1.16 takes {agent[1][6]} and {multi_turn[1][6]} times as long")
+    assert says(BENCHES, f"TRL's `TreeRow` {agent[1][6]} and {multi_turn[1][6]} times less time")
+    for name, where in (("tau_airline_turns", "the agent's turns"), ("swe_gemini_comb", "the coding agent")):
+        (first_fit,) = (row[5] for row in box("pack.txt") if row[0] == name)
+        shared = packed_tokens(name, "32,768").split()[0]
+        assert says(README, f"{shared} instead of {first_fit} on {where}")
+
+
+@pytest.mark.parametrize("row", rows(BENCHES, "Packing on the host"), ids=lambda row: row[0])
+def test_placement(row):
+    found = next(other for other in box("placement.txt") if other[0] == row[0])  # the first box is that of the tokens
+    peers = sorted(found[1:4], key=lambda cell: number(cell.split()[0]))
+    assert row[1:] == [peers[0], found[7], found[8]]
+
+
+def test_scaling():
+    text = (RESULTS / "scaling.txt").read_text(encoding="utf-8")
+    growth = re.findall(r"^(?:low sharing|groups of 8): .* ns per token x([\d.]+) ", text, re.MULTILINE)
+    memory = [number(row[12]) for row in box("scaling.txt") if row[0] in ("low sharing", "groups of 8")]
+    assert len(growth) == 2
+    assert len(memory) == 6
+    assert says(BENCHES, f"ns per token grow by {min(growth)} to {max(growth)},")
+    assert says(BENCHES, f"{min(memory):.2f} to {max(memory):.2f} times the arrays given on large trees")
+
+
+TREES = ("chain16k", "agent9k", "agent2x16k", "docs16k", "multiturn", "swe_gemini_comb")
+PEERS = {
+    "**`triton`**: Hopper kernels": ("gpu_attention.txt", "triton"),
+    "`triton_plain`": ("gpu_attention.txt", "triton_plain"),
+    "`fa4`": ("gpu_peers.txt", "fa4"),
+    "`flex`, compiled, our tile lists": ("gpu_peers.txt", "flex"),
+    "AReaL's kernel (bit mask)": ("gpu_peers.txt", "areal"),
+    "K/V gathered per path, FlashAttention-2 varlen": ("gpu_peers.txt", "gathered"),
+    "each sample alone, FlashAttention-2 varlen": ("gpu_peers.txt", "alone"),
+}
+
+
+@pytest.mark.parametrize("row", rows(BENCHES, "Attention on a GPU")[1:], ids=lambda row: row[0])
+def test_peers(row):
+    file, name = PEERS[row[0]]
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    for tree, cell in zip(TREES, row[1:], strict=True):
+        # The last run of a shape is that after the launch path was shortened.
+        section = re.findall(rf"^{tree}  D 128  heads 32/8 .*\n((?:  .*\n)+)", text, re.MULTILINE)[-1]
+        line = re.search(rf"^  {name} +(.*)$", section, re.MULTILINE)[1]
+        if "/" not in cell:
+            assert line.startswith("no time"), (tree, cell)
+            continue
+        times = re.findall(r"([\d.]+) \([\d. ]+\)", line)
+        assert all(map(rounds, cell.split(" / "), times)), (tree, cell, times)
+
+
+@pytest.mark.parametrize(
+    "row", rows(TRL, "The switch: AsyncGRPOTrainer of TRL 1.16.0", "rollouts"), ids=lambda row: row[0]
+)
+def test_trl(row):
+    found = [f"{other[2]} / {other[4]} ms" for other in box("trl.txt") if other[0] == row[0].strip("`")]
+    assert row[1:] == found
+
+
+def test_step_sentences():
+    faster = {row[0]: row[7] for row in rows(DECIDE, "A whole training step")}
+    peaks = {row[0]: row[9] for row in rows(DECIDE, "A whole training step")}
+    times = {name: f"{float(value):.1f}" for name, value in faster.items()}
+    assert says(README, f"{times['comb60']} times faster on 60 samples")
+    assert says(README, f"with {peaks['comb60'].replace(' / ', ' instead of ')} GiB at the peak")
+    assert says(README, f"{times['agent9k']} times on 8 answers")
+    assert says(
+        README, f"{times['multiturn']} times on multi-turn rollouts, {times['docs16k']} where nothing is shared"
+    )
+    assert says(BENCHES, f"{times['docs16k']} to {times['comb60']} times faster")
+    assert says(
+        ROOT / "docs" / "integrations.md", f"{times['docs16k']} to {times['comb60']} times, by how much is shared"
+    )
+    text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
+    padded = re.search(r"^  padded +([\d.]+) +[\d.]+ +([\d.]+) ", text, re.MULTILINE)
+    again = re.search(r"padded: ([\d.]+)x", text)[1]
+    assert says(DECIDE, f"qwen_math take {padded[1]} ms and {padded[2]} GiB, {again} times the packed step")
+    host = re.findall(r"pack ([\d.]+) \+ copy ([\d.]+) ms = ([\d.]+)%", text)
+    pack, copy, share = ([float(row[i]) for row in host] for i in range(3))
+    spans = f"{min(pack):.2f} to {max(pack):.2f} ms of host time, the transfer {min(copy):.2f} to {max(copy):.2f} ms"
+    assert says(DECIDE, spans)
+    assert max(share) <= 0.1
+
+
+@pytest.mark.parametrize("row", rows(AREAL, "What it saves"), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_areal(row):
+    host = [other for other in box("areal.txt") if len(other) == 17]
+    masks = [other for other in box("areal.txt") if len(other) == 9]
+    (index,) = (i for i, other in enumerate(host) if other[:2] == [row[0].strip("`"), row[1]])
+    found, mask = host[index], masks[index]
+    assert row[2:5] == found[2:5]
+    assert row[5:] == [
+        f"{found[6]} s / {found[7]} ms",
+        f"{found[14]} s / {found[15]} ms",
+        f"{mask[3]} MiB / {mask[4]} KiB",
+    ]
+
+
+def test_areal_sentences():
+    host = [other for other in box("areal.txt") if len(other) == 17]
+    tries, nodes, spans = ([int(row[i]) for row in host] for i in (8, 10, 13))
+    assert says(AREAL, f"Tries are {min(tries)} to {max(tries)} times faster.")
+    assert says(AREAL, f"it is {min(nodes)} to {max(nodes)} times;")
+    assert says(AREAL, f"ask for, {min(spans)} to {max(spans)} times.")
+
+
+@pytest.mark.parametrize("row", rows(OFFLINE, "Cost"), ids=lambda row: row[0])
+def test_offline(row):
+    (found,) = (other for other in box("offline.txt") if other[0] == row[0].replace("`", ""))
+    assert row[1:] == [found[i] for i in (1, 2, 3, 5, 7, 9, 10, 13)]

@@ -10,6 +10,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ._core import PackError
+from .extras import require_torch
 from .packed import Packed, Skipped, Stats
 from .packer import Packer
 from .packing import pack
@@ -38,14 +39,10 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # What needs torch or an extra is loaded when it is first used.
     if name in ("tree_attention", "term_log_probs"):
-        try:
-            from .attention import tree_attention
-            from .logprobs import term_log_probs
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            message = f"treepack.{name} needs torch: pip install 'treepack[torch]'"
-            raise ModuleNotFoundError(message, name="torch") from error
+        require_torch(f"treepack.{name}")
+        from .attention import tree_attention
+        from .logprobs import term_log_probs
+
         return tree_attention if name == "tree_attention" else term_log_probs
     if name == "report":
         from .reports import report

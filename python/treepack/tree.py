@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _core, paths
 from ._core import PackError
+from .extras import require_torch
 
 if TYPE_CHECKING:
     from .columns import Format
@@ -372,8 +373,11 @@ class Columns(Mapping[str, Array]):
 
 
 def _torch() -> Any:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        require_torch("a tree on a device, or with torch values,")
+        raise
     return torch
 
 
