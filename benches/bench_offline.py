@@ -28,6 +28,11 @@ import treepack
 from treepack import offline
 
 SETS = (("swe_gemini_comb", 32_768), ("game24_cot_n100", 8_192))
+WINDOWED = (
+    ("qwen_math_n8", 8_192), ("gsm8k_4models", 8_192), ("swe_gemini_comb", 32_768), ("game24_cot_n100", 8_192),
+    ("tau_airline_turns", 32_768),
+)  # fmt: skip
+WINDOWS = (16, 18, 20, 22)  # powers of two, in raw tokens; the last is the default
 TYPES = {
     "input_ids": pa.list_(pa.int64()),
     "completion_mask": pa.list_(pa.uint8()),
@@ -96,6 +101,30 @@ def table(rows: list[list[str]]) -> Table:
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
+
+
+def windows_row(name: str, max_tokens: int, folder: Path) -> list[str]:
+    """How many times fewer tokens than raw ones, for each size of the window, all at once and by the stream."""
+    samples, source, out = load(name), folder / f"{name}.parquet", folder / f"{name}-windows"
+    write_samples(samples, source)
+    raw = sum(len(sample["input_ids"]) for sample in samples)
+
+    def ratio(**options: Any) -> str:
+        held = offline.pack_file(source, out, overwrite=True, max_tokens=max_tokens, **options)
+        return f"{raw / sum(shard.packed_tokens for shard in held.shards):.3f}"
+
+    sizes = [*(1 << power for power in WINDOWS), raw]
+    return [f"{name}, {max_tokens}", f"{raw:,}", *(ratio(window=size) for size in sizes), ratio(placement="stream")]
+
+
+def windows_table(rows: list[list[str]]) -> Table:
+    out = Table(title="Raw tokens for each packed one, by the size of the window")
+    heads = [f"2^{power}" for power in WINDOWS]
+    for head in ("set, max_tokens", "raw tokens", *heads, "all at once", "stream"):
+        out.add_column(head, justify="left" if head.startswith("set") else "right", no_wrap=True)
+    for row in rows:
+        out.add_row(*row)
+    return out
 
 
 def generate(path: Path, tokens: int) -> int:
@@ -184,6 +213,7 @@ def main() -> int:
                 rows.append(row)
             console.print("checked: every tree that is read is the one that was packed, byte by byte")
             console.print(table(rows))
+            console.print(windows_table([windows_row(*case, folder) for case in WINDOWED]))
         for tokens in arguments.tokens:
             console.print(memory_line(folder, int(tokens)))
     return 0
