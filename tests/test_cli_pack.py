@@ -167,8 +167,10 @@ def test_a_folder_that_is_taken(treepack, file, tmp_path):
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from treepack.offline import writer
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it runs in the background ignore it
 
 close = writer._Writer._close_shard
 
