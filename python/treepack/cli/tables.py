@@ -95,7 +95,7 @@ def _notes(numbers: dict[str, Any]) -> list[str]:
         f"Expect ({_TITLES[expected['placement']]}; counted, not measured; against the samples alone without padding): "
         f"linear layers do {expected['linear']:.2f} times less work, attention {expected['attention']:.2f} times. The "
         "speed-up of a step is at most the larger of the two; the loss, of which no term is merged, and fixed costs "
-        "pull it down. Measured steps: benches/README.md in the repository."
+        "pull it down. Measured steps: docs/when-packing-helps.md in the repository."
     )
     if expected["linear"] < _WORTH_IT:
         notes.append("Hardly anything is shared here: packing gives batches without padding, and little else.")
