@@ -61,3 +61,21 @@ def test_kept_set_table(tree):
     for row, count in zip(table.tolist(), counts.tolist(), strict=True):
         assert row == tree.sampling_mask[at : at + count].tolist() + [-1] * (len(row) - count)
         at += count
+
+
+def test_attention_keeps_its_metadata_with_the_tree(tree):
+    """Layers that are given the tree share one TreeTiles; it is neither moved nor pickled along."""
+    import pickle
+
+    moved = tree.to("cpu")
+    q = torch.randn(1, 2, tree.num_tokens, 16)
+    first = treepack.tree_attention(q, q, q, moved)
+    kept = moved.derived["attention"]
+    assert torch.equal(treepack.tree_attention(q, q, q, moved), first)
+    assert moved.derived["attention"] is kept
+    assert kept.subtree_end.data_ptr() == moved.subtree_end.data_ptr()
+    own = torch.arange(tree.num_tokens)  # positions of the caller's own are not the tree's
+    treepack.tree_attention(q, q, q, moved, position_ids=own, sliding_window=5)
+    assert moved.derived["attention"] is kept
+    assert pickle.loads(pickle.dumps(moved)).derived == {}
+    assert moved.to("cpu").derived == {}

@@ -269,6 +269,12 @@ def _metadata(tree: Any, subtree_end: Tensor | None, position_ids: Tensor | None
         raise ValueError("give either a tree or subtree_end=...")
     if isinstance(tree, TreeTiles):
         return tree
+    # Kept with a PackedTree, so that all layers that are given the tree share it. Not while a compiler traces the call:
+    # what it would leave there are tensors of its own.
+    keep = getattr(tree, "derived", None) if position_ids is None and not torch.compiler.is_compiling() else None
+    if keep is not None and "attention" in keep:
+        kept: TreeTiles = keep["attention"]
+        return kept
     given = None
     if tree is not None:
         subtree_end, given = tree.subtree_end, getattr(tree, "tiles", None)
@@ -280,7 +286,10 @@ def _metadata(tree: Any, subtree_end: Tensor | None, position_ids: Tensor | None
         )
     if subtree_end.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"subtree_end must be int32 or int64, not {subtree_end.dtype}")
-    return TreeTiles(subtree_end.to(torch.int32).contiguous(), position_ids, given)
+    made = TreeTiles(subtree_end.to(torch.int32).contiguous(), position_ids, given)
+    if keep is not None:
+        keep["attention"] = made
+    return made
 
 
 def _check(

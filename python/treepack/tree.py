@@ -48,6 +48,8 @@ class PackedTree:
         self._disagreements = disagreements
         self._views: dict[str, Array] = {}
         self._origin: PackedTree | None = None  # of a tree on a device: the one on the host that it came from
+        self.derived: dict[str, Any] = {}
+        """What others made of this tree and keep with it (attention: its metadata); neither moved nor pickled."""
 
     # --- positions ---
 
@@ -328,6 +330,7 @@ class PackedTree:
             **vars(self),
             "_views": {},
             "_origin": None,
+            "derived": {},
             "_fields": dict(self._fields),
             "_formats": dict(self._formats),
         }
