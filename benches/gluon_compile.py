@@ -79,10 +79,12 @@ def main() -> int:
     options = parser.parse_args()
     rows, green = [], True
     for name, size, dtype, variant in gluon_table.variants(options.kernel, options.size, options.dtype):
-        kernel, constants, descriptors, flags = gluon_table.describe(name, size, dtype, variant)
+        kernel, constants, descriptors = gluon_table.describe(name, size, dtype, variant)
         started = time.time()
         compiled = triton.compile(
-            source(kernel, constants, descriptors, dtype), target=GPUTarget("cuda", 90, 32), options=flags
+            source(kernel, constants, descriptors, dtype),
+            target=GPUTarget("cuda", 90, 32),
+            options=gluon_table.OPTIONS,
         )
         row = {"kernel": name, "size": size, "dtype": dtype, "variant": variant, **usage(compiled)}
         row["green"] = row["spills"] <= SPILLS and row["shared"] <= SHARED_MEMORY and not row["warnings"]

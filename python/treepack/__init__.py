@@ -10,7 +10,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ._core import PackError
-from .extras import require_torch
+from .extras import require
 from .packed import Packed, Skipped, Stats
 from .packer import Packer
 from .packing import pack
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # What needs torch or an extra is loaded when it is first used.
     if name in ("tree_attention", "term_log_probs"):
-        require_torch(f"treepack.{name}")
+        require("torch", f"treepack.{name}", "torch")
         from .attention import tree_attention
         from .logprobs import term_log_probs
 

@@ -24,7 +24,8 @@ from .kernels import reference
 
 __all__ = ["TreeTiles", "tree_attention", "tree_tiles"]
 
-IMPLEMENTATIONS = ("triton", "triton_plain", "gluon", "fa4", "flex", "reference")
+TRITON = ("triton", "triton_plain", "gluon")  # what reads tile lists and, on Hopper, their schedule
+IMPLEMENTATIONS = (*TRITON, "fa4", "flex", "reference")
 
 
 class TreeTiles:
@@ -193,7 +194,7 @@ def _run(
     impl: str, q: Tensor, k: Tensor, v: Tensor, tiles: TreeTiles, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, float]:
     """(out (N, H, D), lse (H, N), the factor that makes lse natural) of a kernel."""
-    if impl in ("triton", "triton_plain", "gluon"):
+    if impl in TRITON:
         return _triton(impl, q, k, v, tiles, **options)
     if impl == "flex":
         from .kernels import flex

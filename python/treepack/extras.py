@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-__all__ = ["require_torch"]
+__all__ = ["require"]
 
 
-def require_torch(what: str) -> None:
-    """Raises ModuleNotFoundError that names `what` and the extra, where torch is not installed."""
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError(f"{what} needs torch: pip install 'treepack[torch]'", name="torch")
+def require(module: str, what: str, extra: str) -> None:
+    """Raises ModuleNotFoundError that names `what` and the extra, where a module is not installed."""
+    if find_spec(module) is None:
+        raise ModuleNotFoundError(f"{what} needs {module}: pip install 'treepack[{extra}]'", name=module)

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _core, paths
 from ._core import PackError
-from .extras import require_torch
+from .extras import require
 
 if TYPE_CHECKING:
     from .columns import Format
@@ -379,7 +379,7 @@ def _torch() -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        require_torch("a tree on a device, or with torch values,")
+        require("torch", "a tree on a device, or with torch values,", "torch")
         raise
     return torch
 

@@ -1,5 +1,5 @@
 """Connections to other frameworks, each behind its own import: nothing here is loaded by `import treepack`."""
 
-from ..extras import require_torch
+from ..extras import require
 
-require_torch("treepack.integrations")
+require("torch", "treepack.integrations", "torch")

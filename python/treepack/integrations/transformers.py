@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..attention import TreeTiles, tree_attention
+from ..attention import TRITON, TreeTiles, tree_attention
 from .models import ATTENTION, Capture, attention_layers, check_attention_config, check_model, unwrap
 
 __all__ = [
@@ -61,8 +61,10 @@ def model_inputs(tree: Any, *, impl: str | None = None, sliding_window: int | No
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
-    if end.is_cuda and impl in (None, "triton", "triton_plain", "gluon"):
-        if impl != "triton_plain" and torch.cuda.get_device_capability(end.device) == (9, 0):
+    if end.is_cuda and impl in (None, *TRITON):
+        from ..kernels.triton_op import on_hopper
+
+        if impl != "triton_plain" and on_hopper(end):
             tiles.schedule()
         for window in {0, sliding_window or 0}:
             tiles.lists(128, window)

@@ -94,6 +94,31 @@ def copy_rows(desc, barrier, buffer, head, row, N, D: gl.constexpr, ROWS: gl.con
 
 
 @gluon.jit
+def copy_keys(
+    k_desc, ends_desc, k_ring, ends, use, i, partials, head, n, N,
+    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    """Fills a use of K's ring with key tile n, number i of its list; one of the `partials` first, which will be masked,
+    comes with its subtree ends."""
+    k_ring.acquire(use)
+    full = k_ring.filled(use)
+    masked = i < partials
+    mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
+    mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
+    copy_rows(k_desc, full, k_ring.at(use), head, n * BN, N, D, ROWS)
+    tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index(use % k_ring.stages), masked)
+
+
+@gluon.jit
+def query_item(item, SCHEDULE, n_tiles, SECTION):
+    """`(query tile, query head)` of an item: SECTION heads side by side walk the tiles, the longest list first."""
+    section = item // (n_tiles * SECTION)
+    within = item - section * (n_tiles * SECTION)
+    rank = within // SECTION
+    return gl.load(SCHEDULE + 4 * rank), section * SECTION + within - rank * SECTION
+
+
+@gluon.jit
 def tile_list(LIST_ROWS, LIST_ITEMS, tile):
     """`(runs, last, partials, total)` of a query tile: pointers to its runs of full tiles and to the last of its
     partial tiles, their number, and the number of all its tiles.

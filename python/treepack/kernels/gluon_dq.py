@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import LOG2E, copy_rows, make_ring, next_tile, pack, tile_list, unpack
+from .gluon_common import LOG2E, copy_keys, copy_rows, make_ring, next_tile, pack, query_item, tile_list, unpack
 
 
 @gluon.jit
@@ -45,13 +45,7 @@ def _produce(
     hk = h // G
     n = tile
     for i in range(total):
-        full = k_ring.filled(i)
-        masked = i < partials
-        k_ring.acquire(i)
-        mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
-        mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
-        copy_rows(k_desc, full, k_ring.at(i), hk, n * BN, N, D, K_ROWS)
-        tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index(i % k_ring.stages), masked)
+        copy_keys(k_desc, ends_desc, k_ring, ends, i, i, partials, hk, n, N, BN, D, BYTES, K_ROWS)
         v_ring.acquire(i)
         mbarrier.expect(v_ring.filled(i), BN * D * BYTES)
         copy_rows(v_desc, v_ring.filled(i), v_ring.at(i), hk, n * BN, N, D, V_ROWS)
@@ -134,11 +128,7 @@ def dq_kernel(
     """SECTION heads side by side walk the query tiles, the one with the longest list first."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
-    section = gl.program_id(0) // (n_tiles * SECTION)
-    within = gl.program_id(0) - section * (n_tiles * SECTION)
-    rank = within // SECTION
-    tile = gl.load(SCHEDULE + 4 * rank)
-    h = section * SECTION + within - rank * SECTION
+    tile, h = query_item(gl.program_id(0), SCHEDULE, n_tiles, SECTION)
     q_ring = make_ring(q_desc, 1, 2)
     dout = gl.allocate_shared_memory(DTYPE, [2, 64, D], dout_desc.layout)
     out = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)

@@ -30,16 +30,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import LOG2E, MASKED, copy_rows, make_ring, next_tile, pack, tile_list, unpack
-
-
-@gluon.jit
-def _item(item, SCHEDULE, n_tiles, SECTION):
-    """`(query tile, query head)` of an item: SECTION heads side by side walk the tiles, the longest list first."""
-    section = item // (n_tiles * SECTION)
-    within = item - section * (n_tiles * SECTION)
-    rank = within // SECTION
-    return gl.load(SCHEDULE + 4 * rank), section * SECTION + within - rank * SECTION
+from .gluon_common import (
+    LOG2E,
+    MASKED,
+    copy_keys,
+    copy_rows,
+    make_ring,
+    next_tile,
+    pack,
+    query_item,
+    tile_list,
+    unpack,
+)
 
 
 @gluon.jit
@@ -52,14 +54,14 @@ def _produce(
     FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     place = gl.arange(0, 4, FOUR)
     item = gl.program_id(0)
-    tile, h = _item(gl.minimum(item, n_items - 1), SCHEDULE, n_tiles, SECTION)
+    tile, h = query_item(gl.minimum(item, n_items - 1), SCHEDULE, n_tiles, SECTION)
     c = 0  # K and V tiles so far
     r = 0  # items so far
     while item < n_items:
         run, last, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
         # Asked for now, needed at the end: the answers come while the tiles are copied.
         following = gl.atomic_add(QUEUE, 1, sem="relaxed") + gl.num_programs(0)
-        tile_after, h_after = _item(gl.minimum(following, n_items - 1), SCHEDULE, n_tiles, SECTION)
+        tile_after, h_after = query_item(gl.minimum(following, n_items - 1), SCHEDULE, n_tiles, SECTION)
         hk = h // G
         n = tile
         k_ring.acquire(c)
@@ -78,13 +80,7 @@ def _produce(
         for i in range(1, total):
             before = n
             n, run = next_tile(i - 1, n, run, last, partials)
-            k_ring.acquire(c + i)
-            full = k_ring.filled(c + i)
-            masked = i < partials
-            mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
-            mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
-            copy_rows(k_desc, full, k_ring.at(c + i), hk, n * BN, N, D, K_ROWS)
-            tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index((c + i) % k_ring.stages), masked)
+            copy_keys(k_desc, ends_desc, k_ring, ends, c + i, i, partials, hk, n, N, BN, D, BYTES, K_ROWS)
             v_ring.acquire(c + i - 1)
             mbarrier.expect(v_ring.filled(c + i - 1), BN * D * BYTES)
             copy_rows(v_desc, v_ring.filled(c + i - 1), v_ring.at(c + i - 1), hk, before * BN, N, D, V_ROWS)
@@ -141,26 +137,27 @@ def _word(words, place, j: gl.constexpr):
 
 
 @gluon.jit
+def _read(header):
+    """The four words of the header, in every thread of a consumer."""
+    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    words = header.load(FOUR)
+    place = gl.arange(0, 4, FOUR)
+    return _word(words, place, 0), _word(words, place, 1), _word(words, place, 2), _word(words, place, 3)
+
+
+@gluon.jit
 def _consume(
     out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
     HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    place = gl.arange(0, 4, FOUR)
     q = q_ring.buffers.index(HALF)
     out = out_buffers.index(HALF)
     c = 0
     r = 0
     q_ring.wait(0)
-    words = header.load(FOUR)
-    tile, h, partials, total = (
-        _word(words, place, 0),
-        _word(words, place, 1),
-        _word(words, place, 2),
-        _word(words, place, 3),
-    )
+    tile, h, partials, total = _read(header)
     while total > 0:
         m0 = tile * 128
         rows_m = m0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
@@ -220,10 +217,7 @@ def _consume(
         q_ring.wait(r)
         # Loaded for every item: carried along and used as nothing but bounds of the loops above, they would keep their
         # first values (wrong results, a hang).
-        words = header.load(FOUR)
-        tile, h, partials, total = (
-            _word(words, place, 0), _word(words, place, 1), _word(words, place, 2), _word(words, place, 3)
-        )  # fmt: skip
+        tile, h, partials, total = _read(header)
     tma.store_wait(0)
 
 

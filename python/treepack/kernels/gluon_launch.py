@@ -19,7 +19,7 @@ from . import gluon_table as table
 from .gluon_dkv import dkv_kernel
 from .gluon_dq import dq_kernel
 from .gluon_forward import forward_kernel
-from .triton_common import ROWS, matrix_view
+from .triton_common import COLUMNS, ROWS, matrix_view
 
 # Bytes of K and V that forward programs read side by side at most: they come from the L2 cache, of 50 MB.
 SECTION_BYTES = 20 << 20
@@ -52,9 +52,7 @@ class _Kernel:
             return
         arguments = [TensorDescriptor(*x) if isinstance(x, _Descriptor) else x for x in arguments]
         with self.first:  # one thread at a time: Triton lets others see a kernel before it is loaded
-            self.compiled[key] = self.function[(programs,)](
-                *arguments, **constants, num_warps=table.WARPS, maxnreg=table.REGISTERS
-            )
+            self.compiled[key] = self.function[(programs,)](*arguments, **constants, **table.OPTIONS)
 
 
 forward_launch, dq_launch, dkv_launch = _Kernel(forward_kernel), _Kernel(dq_kernel), _Kernel(dkv_kernel)
@@ -82,11 +80,10 @@ def views(*tensors: Tensor) -> list[View] | None:
     return [View(x, *view) for x, view in zip(tensors, found, strict=True)]
 
 
-def _target(x: Tensor, rows: int = 64) -> _Descriptor:
-    """Tiles of a contiguous (N, H, D) tensor."""
+def _target(x: Tensor) -> _Descriptor:
+    """What a consumer writes: tiles of 64 rows of a contiguous (N, H, D) tensor."""
     n, heads, size = x.shape
-    width = heads * size
-    return _Descriptor(x, [n, width], [width, 1], [rows, size], table.matrix(size, x.dtype))
+    return View(x, [n, heads * size], heads * size, COLUMNS).tiles(64)
 
 
 def _rows(x: Tensor, heads: int, n: int, stride: int, block: int) -> _Descriptor:

@@ -12,8 +12,8 @@ from .gluon_dkv import dkv_kernel
 from .gluon_dq import dq_kernel
 from .gluon_forward import forward_kernel
 
-REGISTERS = 168  # a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24
-WARPS = 4
+# 168 registers a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
+OPTIONS = {"num_warps": 4, "maxnreg": 168}
 KEYS = 128  # key rows of a tile: forward, dQ
 STAGES = 2
 QUERIES = 64  # query rows of a tile: dK/dV
@@ -38,10 +38,9 @@ def variants(kernels, sizes, dtypes):
 
 
 def describe(name: str, size: int, dtype: str, variant: str):
-    """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}, options) of one variant."""
+    """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}) of one variant."""
     lay = matrix(size, dtype)
     half, keys = (None, (64, size), lay), (None, (KEYS, size), lay)
-    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
     rows = variant == "rows"
     constants = {"D": size, "BN": KEYS, "STAGES": STAGES, "Q_ROWS": rows, "K_ROWS": rows, "V_ROWS": rows}
     if name == "forward":
@@ -49,7 +48,7 @@ def describe(name: str, size: int, dtype: str, variant: str):
         descriptors = {
             "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, KEYS), VECTOR)
         }  # fmt: skip
-        return forward_kernel, constants, descriptors, options
+        return forward_kernel, constants, descriptors
     constants["DO_ROWS"] = rows
     if name == "dq":
         constants["HAS_DLSE"] = variant == "dlse"
@@ -57,7 +56,7 @@ def describe(name: str, size: int, dtype: str, variant: str):
             "q_desc": half, "k_desc": keys, "v_desc": keys, "dout_desc": half, "out_desc": half, "dq_desc": half,
             "ends_desc": ("i32", (1, KEYS), VECTOR),
         }  # fmt: skip
-        return dq_kernel, constants, descriptors, options
+        return dq_kernel, constants, descriptors
     constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES, "SPLIT": variant == "split"}
     queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
     descriptors = {
@@ -65,4 +64,4 @@ def describe(name: str, size: int, dtype: str, variant: str):
     }  # fmt: skip
     if variant != "split":
         descriptors |= {"dk_out": half, "dv_out": half}
-    return dkv_kernel, constants, descriptors, options
+    return dkv_kernel, constants, descriptors

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_common import LOG2E, load_tile, store_tile, tanh
+from .triton_common import LOG2E, load_tile, next_full, query_item, store_tile, tanh, tile_list
 
 
 @triton.jit(do_not_specialize=["N", "H", "row_h"])
@@ -76,12 +76,7 @@ def dq_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program per (query tile, query head); the same walk over the lists as the forward kernel."""
-    n_tiles = tl.cdiv(N, BM)
-    pid = tl.program_id(0)
-    section = pid // (n_tiles * SECTION)
-    within = pid - section * (n_tiles * SECTION)
-    tile_m = n_tiles - 1 - within // SECTION
-    h = section * SECTION + within % SECTION
+    tile_m, h = query_item(tl.cdiv(N, BM), SECTION)
     hk = h // G
     m0 = tile_m * BM
     offs_m = m0 + tl.arange(0, BM)
@@ -96,12 +91,7 @@ def dq_kernel(
     dq = tl.zeros([BM, DP], tl.float32)
 
     SPLIT: tl.constexpr = LIST // BN
-    row = LIST_ROWS + (m0 // LIST) * 4
-    items = LIST_ITEMS + tl.load(row)
-    runs = tl.load(row + 1)
-    fulls = tl.load(row + 2) * SPLIT
-    partials = tl.load(row + 3)
-    # One loop over all runs, as in the forward kernel.
+    items, runs, fulls, partials = tile_list(LIST_ROWS, LIST_ITEMS, m0, LIST, SPLIT)
     run = items
     n = tl.load(run) * SPLIT
     last = tl.load(run + 1) * SPLIT
@@ -110,11 +100,7 @@ def dq_kernel(
             dq, q, dout, lse, delta, K, V, ENDS, DEPTH, hk, n * BN, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h,
             v_d, scale, cap, window,
             BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
-        n += 1
-        ended = n == last
-        run += tl.where(ended, 2, 0)
-        n = tl.where(ended, tl.load(run) * SPLIT, n)
-        last = tl.where(ended, tl.load(run + 1) * SPLIT, last)
+        run, n, last = next_full(run, n, last, SPLIT)
     items += 2 * runs
     for i in tl.range(0, partials * SPLIT):
         n0 = tl.load(items + i // SPLIT) * LIST + (i % SPLIT) * BN
@@ -193,11 +179,7 @@ def dkv_kernel(
 
     if WINDOW:
         SPLIT: tl.constexpr = LIST // BM
-        row = LIST_ROWS + (n0 // LIST) * 4
-        items = LIST_ITEMS + tl.load(row)
-        runs = tl.load(row + 1)
-        fulls = tl.load(row + 2) * SPLIT
-        partials = tl.load(row + 3)
+        items, runs, fulls, partials = tile_list(LIST_ROWS, LIST_ITEMS, n0, LIST, SPLIT)
         for g in tl.range(0, HEADS):
             h = part * HEADS + g
             run = items
@@ -208,11 +190,7 @@ def dkv_kernel(
                     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m * BM, N,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
-                m += 1
-                ended = m == last
-                run += tl.where(ended, 2, 0)
-                m = tl.where(ended, tl.load(run) * SPLIT, m)
-                last = tl.where(ended, tl.load(run + 1) * SPLIT, last)
+                run, m, last = next_full(run, m, last, SPLIT)
             for i in tl.range(0, partials * SPLIT):
                 m0 = tl.load(items + 2 * runs + i // SPLIT) * LIST + (i % SPLIT) * BM
                 dk, dv = _dkv_step(

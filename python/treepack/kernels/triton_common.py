@@ -183,6 +183,39 @@ def store_tile(
 
 
 @triton.jit
+def query_item(n_tiles, SECTION):
+    """`(query tile, query head)` of this program: SECTION heads side by side walk the tiles, the last one first."""
+    pid = tl.program_id(0)
+    section = pid // (n_tiles * SECTION)
+    within = pid - section * (n_tiles * SECTION)
+    return n_tiles - 1 - within // SECTION, section * SECTION + within % SECTION
+
+
+@triton.jit
+def tile_list(LIST_ROWS, LIST_ITEMS, first, LIST: tl.constexpr, SPLIT: tl.constexpr):
+    """`(items, runs, steps in them, partial tiles)` of the tile at row `first`: a pointer to the first run, the number
+    of runs, of steps in them (SPLIT to a tile of the list), and of the partial tiles that follow the runs."""
+    row = LIST_ROWS + (first // LIST) * 4
+    items = LIST_ITEMS + tl.load(row)
+    return items, tl.load(row + 1), tl.load(row + 2) * SPLIT, tl.load(row + 3)
+
+
+@triton.jit
+def next_full(run, at, last, SPLIT: tl.constexpr):
+    """`(run, at, last)` of the step after step `at` of a run that ends at `last`: in it, or at the start of the next.
+
+    For one loop over all runs: with a loop for each run the accumulators cross two loop edges, and ptxas serialises
+    every wgmma (C7515). The lists end with two spare numbers: the step past the last run reads no memory but its own.
+    """
+    at += 1
+    ended = at == last
+    run += tl.where(ended, 2, 0)
+    at = tl.where(ended, tl.load(run) * SPLIT, at)
+    last = tl.where(ended, tl.load(run + 1) * SPLIT, last)
+    return run, at, last
+
+
+@triton.jit
 def tanh(x):
     """tanh by exp2: exact at both ends (exp2 gives 0 or inf), about 1e-7 absolute in between."""
     return 1.0 - 2.0 / (1.0 + tl.math.exp2(x * (2.0 * LOG2E)))

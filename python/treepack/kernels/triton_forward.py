@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_common import LOG2E, MASKED, load_tile, store_tile, tanh
+from .triton_common import LOG2E, MASKED, load_tile, next_full, query_item, store_tile, tanh, tile_list
 
 
 @triton.jit
@@ -56,12 +56,7 @@ def forward_kernel(
 ):  # fmt: skip
     """LIST is the tile size of the lists (a multiple of BM and BN); SECTION heads walk the query tiles side by side,
     the longest first. ENDS is `subtree_end` as one row of tiles (1, BN), 0 past N."""
-    n_tiles = tl.cdiv(N, BM)
-    pid = tl.program_id(0)
-    section = pid // (n_tiles * SECTION)
-    within = pid - section * (n_tiles * SECTION)
-    tile_m = n_tiles - 1 - within // SECTION
-    h = section * SECTION + within % SECTION
+    tile_m, h = query_item(tl.cdiv(N, BM), SECTION)
     hk = h // G
     m0 = tile_m * BM
     offs_m = m0 + tl.arange(0, BM)
@@ -75,13 +70,7 @@ def forward_kernel(
     acc = tl.zeros([BM, DP], tl.float32)
 
     SPLIT: tl.constexpr = LIST // BN
-    row = LIST_ROWS + (m0 // LIST) * 4
-    items = LIST_ITEMS + tl.load(row)
-    runs = tl.load(row + 1)
-    fulls = tl.load(row + 2) * SPLIT
-    partials = tl.load(row + 3)
-    # One loop over all runs: with a loop for each run the accumulators cross two loop edges, and ptxas serialises every
-    # wgmma (C7515). `items` ends with two spare numbers: the step past the last run reads no memory but its own.
+    items, runs, fulls, partials = tile_list(LIST_ROWS, LIST_ITEMS, m0, LIST, SPLIT)
     run = items
     n = tl.load(run) * SPLIT
     last = tl.load(run + 1) * SPLIT
@@ -90,11 +79,7 @@ def forward_kernel(
             acc, l_i, m_i, q, K, V, ENDS, DEPTH, hk, n * BN, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h, v_d,
             scale, cap, window,
             BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
-        n += 1
-        ended = n == last
-        run += tl.where(ended, 2, 0)
-        n = tl.where(ended, tl.load(run) * SPLIT, n)
-        last = tl.where(ended, tl.load(run + 1) * SPLIT, last)
+        run, n, last = next_full(run, n, last, SPLIT)
     items += 2 * runs
     for i in tl.range(0, partials * SPLIT):
         n0 = tl.load(items + i // SPLIT) * LIST + (i % SPLIT) * BN

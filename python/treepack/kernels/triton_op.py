@@ -29,7 +29,7 @@ split_heads_override: bool | None = None
 
 def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str | None:
     """Why the Hopper kernels do not cover this call, or None; layouts are looked at when it runs."""
-    if not (q.is_cuda and _capability(q.device.index) == (9, 0)):
+    if not on_hopper(q):
         return f"they need a GPU of compute capability 9.0 (H100, H200), q is on {q.device}"
     if INTERPRETED:
         return "they do not run in Triton's interpreter (TRITON_INTERPRET)"
@@ -51,6 +51,11 @@ def version_objection(version: str) -> str | None:
 
 
 VERSION_OBJECTION = version_objection(triton.__version__)
+
+
+def on_hopper(x: Tensor) -> bool:
+    """Whether x lies on a GPU that the Hopper kernels are made for."""
+    return x.is_cuda and _capability(x.device.index) == (9, 0)
 
 
 @torch.compiler.assume_constant_result

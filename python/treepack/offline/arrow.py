@@ -5,15 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ..extras import require
 
-def _need(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "treepack.offline needs pyarrow: pip install 'treepack[cli]'", name=error.name
-        ) from None
-
-
-pa: Any = _need("pyarrow")
-pq: Any = _need("pyarrow.parquet")
+require("pyarrow", "treepack.offline", "cli")
+pa: Any = import_module("pyarrow")
+pq: Any = import_module("pyarrow.parquet")
