@@ -164,7 +164,7 @@ def test_what_the_key_leaves_out_is_not_specialised_on():
     """Every argument that is neither a constant, nor a descriptor or float, is kept from Triton's specialisation."""
     table = pytest.importorskip("treepack.kernels.gluon_table")
     for name, size, dtype, variant in table.variants(["forward", "dq", "dkv"], [64], ["fp16"]):
-        kernel, constants, descriptors, _ = table.describe(name, size, dtype, variant)
+        kernel, constants, descriptors = table.describe(name, size, dtype, variant)
         for param in kernel.params:
             if param.is_constexpr:
                 assert param.name in constants
