@@ -31,7 +31,8 @@ SHARED_MEMORY = 227 * 1024
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 POINTERS = {
     "LSE": "*fp32", "DELTA": "*fp32", "DLSE": "*fp32", "SINKS": "*fp32", "END": "*i32", "LIST_ROWS": "*i32",
-    "LIST_ITEMS": "*i32", "SCHEDULE": "*i32", "QUEUE": "*i32", "dk_out": "*fp32", "dv_out": "*fp32",
+    "LIST_ITEMS": "*i32", "SCHEDULE": "*i32", "QUEUE": "*i32", "ITEMS": "*i32", "DK_PARTS": "*fp32",
+    "DV_PARTS": "*fp32",
 }  # fmt: skip
 FLOATS = ("scale", "grad_scale")
 

@@ -3,7 +3,7 @@
     python benches/gpu_attention.py [--tree agent9k ...] [--impl triton fa4 ...] [--size 128 64] [--trees FOLDER]
     [--study FOLDER] [--areal FILE]
     python benches/gpu_attention.py --tune forward --tree agent9k          # one kernel over a list of tile sizes
-    python benches/gpu_attention.py --parts --tree chain16k                # time of each kernel
+    python benches/gpu_attention.py --parts --tree chain16k [--forms rule looped split]          # time of each kernel
 
 bf16, --heads 32 --kv 8; q, k, v as Hugging Face's views. Useful FLOPs: forward 4 D H sum(depth + 1), backward 2.5
 times that. Each line: median of
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import subprocess
 import sys
 import time
@@ -239,24 +240,28 @@ def tune(case: gpu_peers.Case, size: int, options) -> None:
     triton_launch.tiles_override = triton_op.split_heads_override = None
 
 
+FORMS = {"rule": None, "looped": False, "split": True}  # of dK/dV
+
+
 def parts(case: gpu_peers.Case, size: int, options) -> None:
-    """Device time of every kernel of one step, for each implementation."""
+    """Device time of every kernel of one step, for each implementation and form of dK/dV."""
+    from treepack.kernels import triton_op
+
     dout = torch.randn_like(gpu_peers.flat(case.q))
-    for name in options.impl:
+    leaves = (case.q, case.k, case.v)
+    for name, form in itertools.product(options.impl, options.forms):
+        triton_op.split_heads_override = FORMS[form]
         try:
             attention, inputs, _ = gpu_peers.PEERS[name](case)
             if inputs is not None:
                 continue
-            leaves = (case.q, case.k, case.v)
             times = device_times(lambda: torch.autograd.grad(attention(*leaves), leaves, dout))  # noqa: B023
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:200]}")
             continue
-        print(
-            f"  {case.name} D {size} {name}: "
-            + "; ".join(f"{kernel[:48]} {ms:.3f}" for kernel, ms in list(times.items())[:7]),
-            flush=True,
-        )
+        kernels = "; ".join(f"{kernel[:48]} {ms:.3f}" for kernel, ms in list(times.items())[:7])
+        print(f"  {case.name} D {size} {options.heads}/{options.kv} {name} {form}: {kernels}", flush=True)
+    triton_op.split_heads_override = None
 
 
 def main() -> None:
@@ -272,6 +277,7 @@ def main() -> None:
     parser.add_argument("--tune", choices=list(TUNE))
     parser.add_argument("--tiles", nargs="*", help="for --tune: block_m,block_n,warps,stages ...")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--forms", nargs="*", default=["rule"], choices=list(FORMS), help="of dK/dV, for --parts")
     parser.add_argument("--section", type=int, help="query heads that walk the tiles side by side (default: one group)")
     parser.add_argument("--dkv-section", type=int, help="dK/dV programs of one key tile that start side by side")
     parser.add_argument("--min-run", type=int, help="runs of full tiles shorter than this are listed as partial tiles")

@@ -185,27 +185,29 @@ def gate(impls: list[str], device: str, tiny: bool) -> bool:
 def measure(
     run: Callable[[Any], Tensor], model: Any, weights: Tensor, seconds: float
 ) -> tuple[Tensor, list[float], float]:
-    """(log-probs, milliseconds of each step, peak GiB) of whole training steps; the first is a warm-up."""
+    """(log-probs, milliseconds of each step, peak GiB) of whole training steps. The first step is a warm-up, and so are
+    those that end within the first third of `seconds` after it: the allocator and the clocks settle."""
     synchronize = torch.cuda.synchronize if weights.is_cuda else lambda: None
     times: list[float] = []
-    peak, begin = 0.0, 0.0
-    while len(times) < 4 or (time.perf_counter() - begin < seconds and len(times) < 31):
+    begin = 0.0
+    while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 31):
         model.zero_grad(set_to_none=True)
-        if len(times) == 1:
-            begin = time.perf_counter()
-            if weights.is_cuda:
-                torch.cuda.reset_peak_memory_stats()
         synchronize()
         start = time.perf_counter()
         values = run(model)
         ((values * weights).sum() / len(weights)).backward()
         synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
+        end = time.perf_counter()
         values = values.detach()
-    if weights.is_cuda:
-        peak = torch.cuda.max_memory_allocated() / 2**30
+        if not begin:
+            begin = end
+            if weights.is_cuda:
+                torch.cuda.reset_peak_memory_stats()
+        elif end - begin > seconds / 3:
+            times.append((end - start) * 1e3)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if weights.is_cuda else 0.0
     model.zero_grad(set_to_none=True)
-    return values, times[1:], peak
+    return values, times, peak
 
 
 def host_milliseconds(samples: list[Any], device: str, repeats: int = 5) -> tuple[float, float]:

@@ -46,9 +46,12 @@ def flat(x: Tensor) -> Tensor:
 
 def triton_kernels(case: Case, impl: str = "triton"):
     from treepack.attention import tree_attention, tree_tiles
+    from treepack.kernels.triton_op import on_hopper
 
     tiles = tree_tiles(case.end)
-    held = 4 * len(case.end) + (4 * tiles.schedule().numel() if impl == "triton" else 0)
+    held = 4 * len(case.end)
+    if impl == "triton" and on_hopper(case.end):
+        held += 4 * (tiles.schedule().numel() + tiles.dkv_items(case.q.shape[1], case.k.shape[1]).numel())
     for block in (128, 64):
         rows, _ = tiles.lists(block)
         held += 4 * (

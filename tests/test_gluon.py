@@ -23,6 +23,7 @@ pytest.importorskip("triton")
 from treepack import attention  # noqa: E402
 from treepack.attention import tree_attention, tree_tiles  # noqa: E402
 from treepack.kernels import triton_common, triton_op  # noqa: E402
+from treepack.kernels.tiles import NO_ITEM, backward_items, most_split  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,7 +49,7 @@ def test_compiled_for_hopper(version):
         report = json.loads(out.splitlines()[-1])
         assert report["triton"] == f"{version}.0"
         kernels += report["kernels"]
-    assert len(kernels) == 3 * 2 * (3 + 1)  # kernels, head sizes; forms in bfloat16, and one in float16
+    assert len(kernels) == 2 * (3 + 3 + 2 + 3 * 1)  # head sizes; forms of each kernel in bfloat16, one in float16
     for row in kernels:
         assert row["registers"] == 168, row  # what the warp groups start from and trade
         assert row["spills"] == 0 or (row["size"] == 128 and row["kernel"] != "forward"), row
@@ -256,3 +257,46 @@ def test_the_schedule(name, end):
         assert largest == max([0, *end[part][real[part]]])
         assert smallest == min(end[part])
     assert tiles.schedule() is tiles.schedule()  # once for all layers
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (12, 2), (7, 1), (64, 8)])
+@pytest.mark.parametrize("split", [None, False, True])
+@pytest.mark.parametrize(("name", "end"), list(trees()), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_items_of_the_backward(name, end, heads, kv_heads, split):
+    """Every query head meets every key tile once, the longest item comes first, and only what would keep one of the
+    multiprocessors busy longer than the others is split."""
+    processors, group = 6, heads // kv_heads
+    schedule = tree_tiles(torch.from_numpy(end)).schedule()
+    items = backward_items(schedule, heads, kv_heads, processors, split)
+    assert items.dtype == torch.int32
+    count, by_length = len(schedule), schedule[:, 1].tolist()
+    steps = {t: -(-max(0, int(schedule[t, 2]) - 128 * t) // 64) for t in range(count)}
+    seen, costs, splits = [], [], set()
+    for value in items[1:].tolist():
+        if value >= 0:
+            tile, hk = divmod(value, kv_heads)
+            seen += [(tile, hk * group + g) for g in range(group)]
+            costs.append(steps[tile] * group)
+        elif value != NO_ITEM:
+            slot, head = divmod(-1 - value, heads)
+            seen.append((by_length[slot], head))
+            costs.append(steps[by_length[slot]])
+            splits.add(by_length[slot])
+    assert sorted(seen) == [(tile, head) for tile in range(count) for head in range(heads)]
+    assert costs == sorted(costs, reverse=True)
+    assert set(by_length[: items[0]]) == splits
+    assert len(splits) <= most_split(count, heads, kv_heads, processors, split)
+    share = sum(steps.values()) * heads / processors
+    wanted = {t for t in steps if group * steps[t] > 1.1 * share} if split is None else set(steps) if split else set()
+    assert splits == (wanted if group > 1 else set())
+
+
+def test_the_items_of_a_shared_prompt():
+    """Two key tiles of a prompt that 40 short answers share are split, the answers are not."""
+    end = forests.layout([(256, [(100, [])] * 40)]).subtree_end
+    tiles = tree_tiles(torch.from_numpy(end))
+    items = backward_items(tiles.schedule(), 8, 2, 24)
+    assert items[0] == 2
+    # 67 query tiles of 64 see the prompt's tiles; an item of the answers has at most 4 x 4 of them.
+    assert items[1:17].tolist() == [-1 - i for i in range(16)]
+    assert (items[17:] >= 0).sum() == 2 * (len(tiles.schedule()) - 2)

@@ -92,6 +92,20 @@ class TreeTiles:
         schedule: Tensor = self.derived["schedule"]
         return schedule
 
+    def dkv_items(self, heads: int, kv_heads: int) -> Tensor:
+        """int32, which program of the Hopper dK/dV computes what for layers with these heads:
+        `kernels/tiles.py`."""
+        key = ("dkv_items", heads, kv_heads)
+        if key in self.derived:
+            kept: Tensor = self.derived[key]
+            return kept
+        from .kernels.triton_op import backward_items
+
+        items: Tensor = backward_items(self.schedule(), heads, kv_heads)
+        if not torch.compiler.is_compiling():  # a checkpointed layer may not change what is outside of it
+            self.derived[key] = items
+        return items
+
     def metadata_bytes(self) -> int:
         """Bytes of everything held here that a plain forward and backward pass reads: `subtree_end` and the two
         lists."""
@@ -240,10 +254,12 @@ def _triton(
     training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     backward = tiles.lists(64, window) if training else forward
     queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
-    schedule = tiles.schedule() if kernels != triton_op.PLAIN else None
+    hopper = kernels != triton_op.PLAIN
+    schedule = tiles.schedule() if hopper else None
+    dkv_items = tiles.dkv_items(q.shape[1], k.shape[1]) if hopper and training else None
     out, lse2 = triton_op.attend(
         training, q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries,
-        schedule, scale, window, softcap or 0.0, kernels)  # fmt: skip
+        schedule, dkv_items, scale, window, softcap or 0.0, kernels)  # fmt: skip
     return out, lse2, triton_op.LN2
 
 

@@ -39,7 +39,7 @@ def launches(monkeypatch) -> list[str]:
     return ran
 
 
-EVERY = ["forward_kernel", "dq_kernel", "dkv_kernel"]
+EVERY = ["forward_kernel", "dq_kernel", "dkv_kernel", "sum_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,20 @@ def test_upstream_gradients_off_16_bytes(split):
     dout = torch.randn(out.numel() + 1, device="cuda", dtype=out.dtype)[1:].view(1, 300, 4, 64).transpose(1, 2)
     want = torch.autograd.grad(out, tensors, dout.clone(), retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, tensors, dout), want, strict=True))
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (12, 2), (16, 8)])
+def test_some_key_tiles_split(heads, kv_heads, size):
+    """By the rule, on this device: the tiles of the prompt alone, and the same bits from every run."""
+    end = tree([(300, [(70, [])] * 60)], padding=200)
+    split = int(tree_tiles(end).dkv_items(heads, kv_heads)[0])
+    assert 0 < split < 5
+    tensors = leaves(len(end), heads, kv_heads, size)
+    check(end, tensors, impl="gluon")
+    first = evaluate(attend(end), tensors)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, evaluate(attend(end), tensors), strict=True))
 
 
 def test_a_graph_replayed_many_times():

@@ -133,7 +133,7 @@ def test_operators():
     q, k, v = (x.detach().squeeze(0).transpose(0, 1).requires_grad_() for x in leaves(200, 4, 2, 64))
     tiles = tree_tiles(end)
     sinks = torch.randn(4, device="cuda", requires_grad=True)
-    lists = (*tiles.lists(128), *tiles.lists(64), None, None, tiles.schedule())
+    lists = (*tiles.lists(128), *tiles.lists(64), None, None, tiles.schedule(), tiles.dkv_items(4, 2))
     plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_op.AUTO)
     every = (
         q,
@@ -146,6 +146,7 @@ def test_operators():
         *tiles.lists(64, 50),
         *tiles.lists(64, 50, True),
         None,
+        None,
         0.125,
         50,
         2.0,
@@ -157,6 +158,7 @@ def test_operators():
     for operator, arguments in (
         (triton_op.tile_lists, (end, None, 64, 0, False)),
         (triton_op.tile_schedule, (end, tiles.lists(128)[0])),
+        (triton_op.backward_items, (tiles.schedule(), 4, 2)),
     ):
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 

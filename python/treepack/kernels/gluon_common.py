@@ -28,6 +28,7 @@ from triton.language.core import _aggregate as aggregate
 # by rounding, of about 1e21. Such rows are dropped by selects, never by a factor of 0.
 MASKED = gl.constexpr(-1.0e30)
 LOG2E = gl.constexpr(1.4426950408889634)
+NO_ITEM = gl.constexpr(-(1 << 31))  # tiles.NO_ITEM
 
 
 @aggregate

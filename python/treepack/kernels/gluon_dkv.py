@@ -1,5 +1,6 @@
 # mypy: ignore-errors
-"""dK and dV for Hopper: one program per (key tile, query heads of one K/V head). Runs after dQ, which leaves delta.
+"""dK and dV for Hopper: one program per item of `tiles.backward_items`, a key tile with all query heads of a K/V head,
+or with one of them where that would take too long. Runs after dQ, which leaves delta.
 
     P^T = exp2(K Q^T - lse2)     dV = sum P^T dO     dP^T = V dO^T     dS^T = P^T * (dP^T - delta)
     dK = scale * sum dS^T Q
@@ -27,13 +28,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import copy_rows, make_ring, pack, unpack
+from .gluon_common import NO_ITEM, copy_rows, make_ring, pack, unpack
 
 
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse,
-    delta, N, n0, first, stop, hk, part, HEADS,
+    delta, N, n0, first, stop, hk, head, HEADS,
     BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
     K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -43,7 +44,7 @@ def _produce(
         copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
     c = 0
     for g in range(HEADS):
-        h = part * HEADS + g
+        h = head + g
         for t in range(first, stop):
             s = c % q_ring.stages
             q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
@@ -85,10 +86,9 @@ def _step(
 
 @gluon.jit
 def _consume(
-    dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale, grad_scale, N, H, n0,
-    first, full_stop, stop, hk, part, HEADS,
+    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
+    grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
     HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr,
-    SPLIT: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -118,63 +118,69 @@ def _consume(
             )
             c += 1
     dk = dk * grad_scale
-    if SPLIT:  # float32 parts of one query head, summed over the group afterwards
-        rows = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO))
+    if part >= 0:  # a float32 part, (128, D): `gluon_sum` adds those of a group
+        rows = gl.expand_dims(HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
         columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
-        offsets = (gl.expand_dims(rows, 1).to(gl.int64) * H + part) * D + columns
-        inside = gl.expand_dims(rows, 1) < N
-        gl.store(dk_out + offsets, dk, mask=inside)
-        gl.store(dv_out + offsets, dv, mask=inside)
+        offsets = part.to(gl.int64) * (128 * D) + rows * D + columns
+        gl.store(DK_PARTS + offsets, dk)
+        gl.store(DV_PARTS + offsets, dv)
     else:
         k.store(dk.to(DTYPE))
         v.store(dv.to(DTYPE))
         fence_async_shared()
-        tma.async_copy_shared_to_global(dk_out, [n0 + HALF * 64, hk * D], k)
-        tma.async_copy_shared_to_global(dv_out, [n0 + HALF * 64, hk * D], v)
+        tma.async_copy_shared_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
+        tma.async_copy_shared_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
         tma.store_wait(0)
 
 
 @gluon.jit(
-    do_not_specialize=["N", "H", "PARTS", "HEADS", "G"],
-    do_not_specialize_on_alignment=["dk_out", "dv_out", "END", "SCHEDULE"],
+    do_not_specialize=["N", "H", "G"],
+    do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "END", "SCHEDULE", "ITEMS"],
 )
 def dkv_kernel(
-    q_desc, k_desc, v_desc, dout_desc, dk_out, dv_out, lse_desc, delta_desc, END, SCHEDULE,
-    scale, grad_scale, N, H, PARTS, HEADS, G,
+    q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, DK_PARTS, DV_PARTS, lse_desc, delta_desc, END, SCHEDULE, ITEMS,
+    scale, grad_scale, N, H, G,
     D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, SPLIT: gl.constexpr,
+    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
 ):  # fmt: skip
-    """PARTS programs side by side for each key tile, the tile that most queries see first; HEADS query heads a part:
-    the whole group, or with SPLIT one."""
+    """ITEMS: `tiles.backward_items`. The parts are (split tiles, H, 128, D) float32."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
-    rank = gl.program_id(0) // PARTS
-    part = gl.program_id(0) - rank * PARTS
-    hk = part * HEADS // G
-    tile = gl.load(SCHEDULE + 4 * rank + 1)
-    n0 = tile * 128
-    first = n0 // BM
-    stop = gl.maximum((gl.load(SCHEDULE + 4 * tile + 2) + BM - 1) // BM, first)
-    full_start = gl.minimum(first + 128 // BM, stop)
-    full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    k_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], k_desc.layout)
-    v_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], v_desc.layout)
-    q_ring = make_ring(q_desc, STAGES)
-    dout_ring = make_ring(dout_desc, STAGES)
-    lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], lse_desc.layout)
-    delta = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], delta_desc.layout)
-    gl.warp_specialize(
-        [
-            (_consume, (dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
-                        grad_scale, N, H, n0, first, full_stop, stop, hk, part, HEADS, 0, BM, D, DTYPE, SPLIT)),
-            (_consume, (dk_out, dv_out, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
-                        grad_scale, N, H, n0, first, full_stop, stop, hk, part, HEADS, 1, BM, D, DTYPE, SPLIT)),
-            (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring,
-                        dout_ring, lse, delta, N, n0, first, stop, hk, part, HEADS, BM, D, BYTES, Q_ROWS, K_ROWS,
-                        V_ROWS, DO_ROWS)),
-        ],
-        [4, 1],
-        [240, 24],
-    )  # fmt: skip
+    item = gl.load(ITEMS + 1 + gl.program_id(0))
+    kv_heads = H // G
+    part = gl.where(item < 0, -1 - item, -1)  # negative: no part
+    slot = gl.maximum(part, 0) // H
+    looped = gl.maximum(item, 0)
+    if item != NO_ITEM:
+        tile = gl.where(item < 0, gl.load(SCHEDULE + 4 * slot + 1), looped // kv_heads)
+        head = gl.where(item < 0, part - slot * H, looped % kv_heads * G)
+        heads = gl.where(item < 0, 1, G)
+        hk = head // G
+        n0 = tile * 128
+        first = n0 // BM
+        stop = gl.maximum((gl.load(SCHEDULE + 4 * tile + 2) + BM - 1) // BM, first)
+        full_start = gl.minimum(first + 128 // BM, stop)
+        full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
+        kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(kv_full, count=1)
+        k_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], k_desc.layout)
+        v_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], v_desc.layout)
+        q_ring = make_ring(q_desc, STAGES)
+        dout_ring = make_ring(dout_desc, STAGES)
+        lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], lse_desc.layout)
+        delta = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], delta_desc.layout)
+        gl.warp_specialize(
+            [
+                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D,
+                            DTYPE)),
+                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D,
+                            DTYPE)),
+                (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers,
+                            q_ring, dout_ring, lse, delta, N, n0, first, stop, hk, head, heads, BM, D, BYTES, Q_ROWS,
+                            K_ROWS, V_ROWS, DO_ROWS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip

@@ -19,6 +19,7 @@ from . import gluon_table as table
 from .gluon_dkv import dkv_kernel
 from .gluon_dq import dq_kernel
 from .gluon_forward import forward_kernel
+from .gluon_sum import sum_kernel
 from .triton_common import COLUMNS, ROWS, matrix_view
 
 # Bytes of K and V that forward programs read side by side at most: they come from the L2 cache, of 50 MB.
@@ -55,7 +56,7 @@ class _Kernel:
             self.compiled[key] = self.function[(programs,)](*arguments, **constants, **table.OPTIONS)
 
 
-forward_launch, dq_launch, dkv_launch = _Kernel(forward_kernel), _Kernel(dq_kernel), _Kernel(dkv_kernel)
+forward_launch, dq_launch, dkv_launch, sum_launch = map(_Kernel, (forward_kernel, dq_kernel, dkv_kernel, sum_kernel))
 
 
 class View(NamedTuple):
@@ -140,20 +141,31 @@ def dq(
     )  # fmt: skip
 
 
+def split_tiles(items: Tensor, n: int, heads: int, kv_heads: int) -> int:
+    """How many key tiles `tiles.backward_items` may have split, by the room that it left for them."""
+    return 0 if heads == kv_heads else (len(items) - 1 - -(-n // 128) * kv_heads) // (heads - kv_heads)
+
+
 def dkv(
-    sources: list[View], dk: Tensor, dv: Tensor, lse: Tensor, delta: Tensor, subtree_end: Tensor, schedule: Tensor,
-    scale: float, grad_scale: float, split: bool,
+    sources: list[View], dk: Tensor, dv: Tensor, parts: tuple[Tensor, Tensor], lse: Tensor, delta: Tensor,
+    subtree_end: Tensor, schedule: Tensor, items: Tensor, scale: float, grad_scale: float,
 ) -> None:  # fmt: skip
-    """Fills dk and dv: (N, H_kv, D) of their dtype, or with `split` float32 parts (N, H, D) of single query heads."""
+    """Fills dk and dv (N, H_kv, D); `parts`: two times (split tiles, H, 128, D) float32 for the query heads alone."""
     q, k, v, dout = sources
     n, heads, size = q.tensor.shape
-    kv_heads = k.tensor.shape[1]
-    parts = heads if split else kv_heads
+    kv_heads = dk.shape[1]
+    group = heads // kv_heads
     dkv_launch.launch(
-        -(-n // 128) * parts, q.tensor,
-        [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES),
-         *((dk, dv) if split else (_target(dk), _target(dv))),
-         *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule,
-         scale, grad_scale, n, heads, parts, 1 if split else heads // kv_heads, heads // kv_heads],
-        {"D": size, "BM": table.QUERIES, "STAGES": table.QUERY_STAGES, **_layouts(sources), "SPLIT": split},
+        len(items) - 1, q.tensor,
+        [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk), _target(dv), *parts,
+         *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
+         scale, grad_scale, n, heads, group],
+        {"D": size, "BM": table.QUERIES, "STAGES": table.QUERY_STAGES, **_layouts(sources)},
     )  # fmt: skip
+    slots = parts[0].shape[0]
+    if slots:
+        blocks = 128 // table.SUM_ROWS * kv_heads
+        sum_launch.launch(
+            slots * blocks, dk, [*parts, dk, dv, schedule, items, n, heads, blocks],
+            {"G": group, "D": size, "ROWS": table.SUM_ROWS},
+        )  # fmt: skip

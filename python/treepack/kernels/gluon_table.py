@@ -18,6 +18,7 @@ KEYS = 128  # key rows of a tile: forward, dQ
 STAGES = 2
 QUERIES = 64  # query rows of a tile: dK/dV
 QUERY_STAGES = 3
+SUM_ROWS = 16  # key rows of a program that adds parts of dK and dV
 VECTOR = gl.NVMMASharedLayout(0, 32, 2)  # int32 or float32 rows of one tile
 
 
@@ -31,7 +32,7 @@ def matrix(size: int, dtype) -> gl.NVMMASharedLayout:
 def variants(kernels, sizes, dtypes):
     """Every form of every kernel with tensors read as (N, H D), and the first form with (H N, D), in bfloat16; the
     first form in float16, which differs by one conversion."""
-    forms = {"forward": ("plain", "sinks", "rows"), "dkv": ("looped", "split", "rows"), "dq": ("plain", "dlse", "rows")}
+    forms = {"forward": ("plain", "sinks", "rows"), "dkv": ("plain", "rows"), "dq": ("plain", "dlse", "rows")}
     for name, size, dtype in itertools.product(kernels, sizes, dtypes):
         for variant in forms[name] if dtype == "bf16" else forms[name][:1]:
             yield name, size, dtype, variant
@@ -57,11 +58,10 @@ def describe(name: str, size: int, dtype: str, variant: str):
             "ends_desc": ("i32", (1, KEYS), VECTOR),
         }  # fmt: skip
         return dq_kernel, constants, descriptors
-    constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES, "SPLIT": variant == "split"}
+    constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES}
     queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
     descriptors = {
-        "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row
+        "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row,
+        "dk_desc": half, "dv_desc": half,
     }  # fmt: skip
-    if variant != "split":
-        descriptors |= {"dk_out": half, "dv_out": half}
     return dkv_kernel, constants, descriptors

@@ -23,12 +23,15 @@ can need, so that nothing waits for the device and the call can be captured in a
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 MIN_RUN = 2
 LIST_SIZES = (128, 64)  # tile sizes for which lists are made: the forward kernel reads the first, dQ the second
 _CHUNK = 1 << 24  # cells of the tile matrix worked on at a time
+NO_ITEM = -(1 << 31)
 
 
 def _per_tile(values: Tensor, block: int, fill: int, largest: bool) -> Tensor:
@@ -139,6 +142,57 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
     queries = torch.argsort(rows[:, 2] + rows[:, 3], descending=True, stable=True)
     keys = torch.argsort(largest - first, descending=True, stable=True)
     return torch.stack([queries.to(torch.int32), keys.to(torch.int32), largest, smallest], dim=1)
+
+
+def most_split(tiles: int, heads: int, kv_heads: int, processors: int, split: bool | None = None) -> int:
+    """The most key tiles that `backward_items` can split: every one that it finds long takes over 1.1 / processors of
+    all work, kv_heads times."""
+    if heads == kv_heads or split is False:
+        return 0
+    # sym_min: a compiler must not guard on which of the two is less.
+    return tiles if split else cast(int, torch.sym_min(tiles, 10 * processors // (11 * kv_heads)))
+
+
+def backward_items(schedule: Tensor, heads: int, kv_heads: int, processors: int, split: bool | None = None) -> Tensor:
+    """What each program of the Hopper dK/dV computes, (1 + items,) int32: the longest item first, so that no processor
+    is left with one at the end.
+
+        [0]      S, the number of split key tiles: those whose item, were it not split, would take over 1.1 times what
+                 one of the processors gets of the whole. They are the first S of the schedule's key tiles.
+        [1 + i]  v >= 0             key tile v // kv_heads, all query heads of K/V head v % kv_heads
+                 v = -1 - (s H + h) key tile number s of the schedule, query head h alone
+                 NO_ITEM            nothing: S is known on the device only, so there is room for the most items
+
+    Args:
+        schedule: of `tile_schedule`.
+        heads, kv_heads: of the layer.
+        processors: multiprocessors of the device.
+        split: True: split every tile; False: none; None: by the rule above.
+    """
+    tiles, group = schedule.shape[0], heads // kv_heads
+    if group == 1:
+        split = False
+    index = torch.arange(tiles, device=schedule.device)
+    by_length = schedule[:, 1].long()
+    # Query tiles of 64 that see a key tile, in the order of the schedule: longest first.
+    steps = (schedule[:, 2][by_length] - (LIST_SIZES[0] * by_length - 63)).clamp(min=63) // 64
+    if split is None:
+        long = steps * (10 * processors) > 11 * kv_heads * steps.sum()
+    else:
+        long = torch.full_like(index, split, dtype=torch.bool)
+    order = torch.argsort(torch.where(long, steps, steps * group), descending=True, stable=True)
+    # An item is `first + sign * (its number within the tile)`.
+    first = torch.where(long, -1 - heads * index, kv_heads * by_length)
+    counts, first, sign = torch.stack(
+        [torch.where(long, heads, kv_heads), first, torch.where(long, -1, 1)]
+    )[:, order]  # fmt: skip
+    ends = counts.cumsum(0)
+    most = most_split(tiles, heads, kv_heads, processors, split)
+    item = torch.arange(tiles * kv_heads + most * (heads - kv_heads), device=schedule.device)
+    rank = torch.searchsorted(ends, item, right=True).clamp(max=tiles - 1)
+    values = (first - sign * (ends - counts))[rank] + sign[rank] * item
+    values = torch.where(item < ends[-1], values, NO_ITEM)
+    return torch.cat([long.sum()[None], values]).to(torch.int32)
 
 
 def _write_rows(visible: Tensor, full: Tensor, starts: Tensor, index: Tensor, items: Tensor, capacity: int) -> Tensor:

@@ -23,7 +23,8 @@ GLUON_SIZES = (64, 128)
 GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
 INTERPRETED = triton_launch.interpreted()
 GLUON_TESTED = ("3.6",)  # Triton versions, without the patch number, that the Hopper kernels ran with on a GPU
-# Set by tests and benches to force both forms of dK/dV: None = the rule in `_split_heads`.
+# Set by tests and benches to force both forms of dK/dV: None = the rules in `_split_heads` and, on Hopper,
+# `tiles.backward_items`.
 split_heads_override: bool | None = None
 
 
@@ -80,8 +81,8 @@ def _hopper_views(kernels: int, *tensors: Tensor) -> list[Any] | None:
 
 
 def _split_heads(n: int, block: int, heads: int, kv_heads: int, slots: int) -> bool:
-    """Whether dK/dV runs one program per query head (float32 parts, then a sum over the group) instead of looping
-    over the group.
+    """Whether the portable dK/dV runs one program per query head (float32 parts, then a sum over the group) instead of
+    looping over the group.
 
     The programs of the looped form are `key tiles x kv_heads`, and the one of the shared prompt, which every query
     sees, is far longer than the mean: it decides the time when there are few rounds of programs on the chip, which
@@ -124,13 +125,13 @@ def _empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tenso
 def forward_pass(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, subtree_end: Tensor, depth: Tensor | None,
     rows128: Tensor, items128: Tensor, rows64: Tensor, items64: Tensor, rows_window: Tensor | None,
-    items_window: Tensor | None, schedule: Tensor | None,
+    items_window: Tensor | None, schedule: Tensor | None, dkv_items: Tensor | None,
     scale: float, window: int, softcap: float, kernels: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out (N, H, D), lse2 (H, N) float32) for q (N, H, D), k and v (N, H_kv, D) of any strides.
 
     `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the backward pass when
-    a window is set; `schedule` is read by the Hopper kernels.
+    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels.
     """
     n, heads, size = q.shape
     out = _empty(q, n, heads, size)
@@ -166,7 +167,7 @@ def backward_pass(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, subtree_end: Tensor,
     depth: Tensor | None,
     rows128: Tensor, items128: Tensor, rows64: Tensor, items64: Tensor, rows_window: Tensor | None,
-    items_window: Tensor | None, schedule: Tensor | None,
+    items_window: Tensor | None, schedule: Tensor | None, dkv_items: Tensor | None,
     scale: float, window: int, softcap: float, kernels: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(dq, dk, dv, delta): contiguous (N, H, D), (N, H_kv, D) twice, and the float32 (H, N) row sums that a gradient
@@ -183,27 +184,26 @@ def backward_pass(
     dlse = None if dlse is None else dlse.contiguous()
     lse = _padded_rows(lse)
     views = _hopper_views(kernels, q, k, v, dout)
-    processors = device_limits(q.device.index)[1] if q.is_cuda else 1
-    # A multiprocessor holds one program of the Hopper kernels, and two or more of the portable ones.
-    block, slots = (128, processors) if views else (triton_launch.dkv_tile(q, window).block_n, 2 * processors)
-    split = _split_heads(n, block, heads, kv_heads, slots)
-    parts = [_empty(q, n, heads, q.shape[-1], dtype=torch.float32) for _ in range(2)] if split else [dk, dv]
     with _on(q):
         if views is not None:
             from . import gluon_launch
 
+            slots = gluon_launch.split_tiles(dkv_items, n, heads, kv_heads)
+            parts = tuple(_empty(lse, slots, heads, 128, q.shape[-1]) for _ in range(2))
             gluon_launch.dq(
                 views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)  # fmt: skip
-            gluon_launch.dkv(views, *parts, lse, delta, subtree_end, schedule, factor, scale, split)
-        else:
-            options = (factor, cap, window, softcap > 0, scale)
-            triton_launch.delta(out, dout, dlse, delta)
-            triton_launch.dkv(
-                q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
-                items_window if window else items64, *options, split)  # fmt: skip
-            triton_launch.dq(
-                q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64),
-                *options)  # fmt: skip
+            gluon_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
+            return dq, dk, dv, delta
+        split = _split_heads(n, triton_launch.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
+        parts = [_empty(lse, n, heads, q.shape[-1]) for _ in range(2)] if split else [dk, dv]
+        options = (factor, cap, window, softcap > 0, scale)
+        triton_launch.delta(out, dout, dlse, delta)
+        triton_launch.dkv(
+            q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
+            items_window if window else items64, *options, split)  # fmt: skip
+        triton_launch.dq(
+            q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64),
+            *options)  # fmt: skip
         if split:  # in a fixed order
             for part, total in zip(parts, (dk, dv), strict=True):
                 total.copy_(part.view(n, kv_heads, heads // kv_heads, -1).sum(2))
@@ -327,3 +327,25 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
 @tile_schedule.register_fake
 def _(subtree_end, rows):
     return rows.new_empty(rows.shape[0], 4)
+
+
+def _processors(x: Tensor) -> int:
+    return device_limits(x.device.index)[1] if x.is_cuda else 1
+
+
+@torch.library.custom_op("treepack::backward_items", mutates_args=())
+def backward_items(schedule: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """`tiles.backward_items` as one operator, for the device of the schedule."""
+    from . import tiles
+
+    with torch.inference_mode(False):
+        return tiles.backward_items(schedule, heads, kv_heads, _processors(schedule), split_heads_override)
+
+
+@backward_items.register_fake
+def _(schedule, heads, kv_heads):
+    from . import tiles
+
+    count = schedule.shape[0]
+    most = tiles.most_split(count, heads, kv_heads, _processors(schedule), split_heads_override)
+    return schedule.new_empty(1 + count * kv_heads + most * (heads - kv_heads))
