@@ -101,6 +101,46 @@ def test_padding_masks():
             model(**inputs | {"attention_mask": mask})
 
 
+def test_what_is_not_one_tree():
+    packed = treepack.pack(shared_samples(), max_tokens=256)
+    for wrong, message in (
+        (packed, "not a Packed of 1: loop over it"),
+        (shared_samples(), "not a list of 8: loop over it"),
+        ({"tree": packed[0]}, "not a dict"),
+    ):
+        for call in both(tiny("qwen2"), wrong):
+            with pytest.raises(TypeError, match=message):
+                call()
+
+
+def test_model_of_the_inputs():
+    """A model that is named is checked before its inputs are made."""
+    tree = one_tree()
+    model = tiny("mistral")
+    assert torch.equal(model(**model_inputs(tree, model=model)).logits, model(**model_inputs(tree)).logits)
+    with pytest.raises(ValueError, match="attn_implementation='sdpa', which does not know the tree"):
+        model_inputs(tree, model=tiny("qwen2", attention="sdpa"))
+
+
+def test_ids_that_the_model_does_not_have():
+    samples = shared_samples()
+    samples[4]["input_ids"] = samples[4]["input_ids"].copy()
+    samples[4]["input_ids"][-1] = 70
+    tree = treepack.pack(samples, max_tokens=256)[0].to("cpu")
+    with pytest.raises(ValueError, match=r"sample 4: token id 70 \(packed position \d+\).* has 64 embeddings"):
+        term_log_probs(tiny("qwen2"), tree)
+
+
+def test_temperature():
+    for wrong, message in (
+        (0.0, "positive number"),
+        (float("nan"), "positive number"),
+        (torch.ones(3), r"one number for the whole tree, not tensor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            term_log_probs(tiny("qwen2"), one_tree(), temperature=wrong)
+
+
 def test_unpacked_rows():
     """Also what Trainer leaves of a tree when it removes the columns it does not know."""
     with pytest.raises(ValueError, match=r"got no subtree_end.*remove_unused_columns=False"):

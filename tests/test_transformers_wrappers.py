@@ -47,6 +47,25 @@ def test_compile(family):
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
+def test_autocast(family):
+    """Rotary embeddings leave float32 there and projections bfloat16: both meet in attention. As far from float64 as
+    each sample alone under the same autocast, by transformers' own attention."""
+    samples = shared_samples(sets=True)
+    exact = torch.cat(packed_log_probs(tiny(family), samples))
+    model, stock = (tiny(family, torch.float32) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        packed = torch.cat(packed_log_probs(model, samples))
+        alone = torch.cat(alone_log_probs(stock, samples, "eager"))
+    loss = packed.sum()
+    loss.backward()
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters()
+    )
+    off, allowed = ((x.double() - exact).abs().max() for x in (packed, alone))
+    assert 1e-4 < off < 2 * allowed
+
+
 def test_compiled_before_the_hook():
     """Hooks are compiled in: a model that has run before gets an error that says what to do, and then works."""
     model = tiny("llama")

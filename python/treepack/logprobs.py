@@ -219,5 +219,7 @@ def _head(
 
 
 def _check_temperature(temperature: float) -> None:
+    if getattr(temperature, "ndim", 0):
+        raise ValueError(f"temperature must be one number for the whole tree, not {temperature!r}")
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be a positive number, not {temperature}")

@@ -12,6 +12,7 @@ checkpointing. What would be wrong on a packed tree is refused with a ValueError
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,13 +42,14 @@ _UNSUPPORTED = {
 }
 
 
-def model_inputs(tree: Any, *, impl: str | None = None, sliding_window: int | None = None) -> dict[str, Any]:
+def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None) -> dict[str, Any]:
     """The keyword arguments with which a Hugging Face model runs a packed tree.
 
     Args:
         tree: a `PackedTree` on the device of the model (`tree.to(device)`).
+        model: the model, to have it checked (`check_model`) and to make what its layers share before the first one
+            runs; its wrappers may be around it.
         impl: implementation of `tree_attention`; None: "triton" on CUDA, "reference" elsewhere.
-        sliding_window: a window of the model, to make the tile lists of that window too before the first layer runs.
 
     Returns:
         `input_ids`, `position_ids` (1, N), `subtree_end` (N,), `tree_tiles`, `impl`, `use_cache` (False) and
@@ -55,9 +57,19 @@ def model_inputs(tree: Any, *, impl: str | None = None, sliding_window: int | No
         transformers would look for packed sequences in `position_ids`, and wait for the device to do so.
 
     Raises:
-        TypeError: the tree is on the host as NumPy arrays.
+        TypeError: not one tree, or one on the host as NumPy arrays.
+        ValueError: a model that `check_model` refuses.
     """
-    end = tree.subtree_end
+    config = None if model is None else check_model(model).config.get_text_config()
+    return _inputs(tree, impl, config)
+
+
+def _inputs(tree: Any, impl: str | None, config: Any) -> dict[str, Any]:
+    """`model_inputs` for a model that was checked, by its text config."""
+    end = getattr(tree, "subtree_end", None)
+    if end is None:
+        many = f" of {len(tree)}: loop over it" if isinstance(tree, Sequence) else ""
+        raise TypeError(f"one PackedTree is needed, not a {type(tree).__name__}{many}")
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
@@ -66,7 +78,11 @@ def model_inputs(tree: Any, *, impl: str | None = None, sliding_window: int | No
 
         if impl != "triton_plain" and on_hopper(end):
             tiles.schedule()
-        for window in {0, sliding_window or 0}:
+            heads = getattr(config, "num_attention_heads", None)
+            kv_heads = getattr(config, "num_key_value_heads", None) or heads
+            if isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled():
+                tiles.dkv_items(heads, kv_heads)
+        for window in {0, getattr(config, "sliding_window", None) or 0}:
             tiles.lists(128, window)
             tiles.lists(64, window)
             if window:
@@ -139,6 +155,9 @@ def tree_attention_forward(
         # Per layer and again in a recomputation; model_inputs() makes them once. Depths come from the tree itself:
         # `position_ids` may have several axes.
         tiles = TreeTiles(torch.as_tensor(end).reshape(-1).to(torch.int32).contiguous())
+    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
+        # As autocast treats torch's own attention: rotary embeddings leave float32, projections do not.
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     out = tree_attention(
         query, key, value, tiles, scale=scaling, sliding_window=window, softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"), impl=kwargs.get("impl"))  # fmt: skip
@@ -181,7 +200,8 @@ def forward_tree(
         )
     capture = Capture.of(inner)
     config = inner.config.get_text_config()
-    inputs = model_inputs(tree, impl=impl, sliding_window=getattr(config, "sliding_window", None))
+    inputs = _inputs(tree, impl, config)
+    _check_ids(inner, tree)
     if router_logits:
         inputs |= {"output_router_logits": True, "weighted_aux_loss": True}
     if router_logits or getattr(config, "output_router_logits", False):
@@ -203,6 +223,23 @@ def forward_tree(
             )
         capture.verify(inner, hidden[:, -1], out.logits[:, -1])
     return hidden[0], logits
+
+
+def _check_ids(model: Any, tree: Any) -> None:
+    """Raises ValueError for an id that the model has no embedding for; on the CPU alone, as a GPU would have to be
+    waited for."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is None or tree.input_ids.device.type != "cpu" or not len(tree.input_ids):
+        return
+    largest = int(tree.input_ids.max())
+    if largest >= rows:
+        at = int(tree.input_ids.argmax())
+        samples = (i for path, i in zip(tree.path_index(), tree.sample_index.tolist(), strict=True) if at in path)
+        where = next((f"sample {i}" for i in samples), "padding")
+        raise ValueError(
+            f"{where}: token id {largest} (packed position {at}), but {type(model).__name__} has {rows} embeddings; "
+            "pack(vocab_size=...) looks at every id"
+        )
 
 
 def hidden_alone(model: Any, input_ids: Tensor) -> Tensor:
