@@ -1,5 +1,7 @@
 """The border between Rust and Python: the GIL, the memory, pickles, and who may name what."""
 
+import copy
+import dataclasses
 import gc
 import itertools
 import multiprocessing
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import arrays_of
+from helpers import arrays_of, image
 
 import treepack
 
@@ -288,6 +290,31 @@ def test_pickled_trees_are_whole():
             assert all(np.shares_memory(array, again.buffer) for array in everything(again).values())
             assert again.num_tokens == tree.num_tokens
             assert np.array_equal(again.attention_mask(), tree.attention_mask())
+
+
+@pytest.mark.parametrize("again", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_whole_packing_pickles(again, read):
+    call = {"max_tokens": 2000, "ranks": 2, "overlong": "skip"}
+    rows = samples() + samples(count=1, length=2500)
+    packed = treepack.pack(rows, **call)
+    if read:
+        packed.stats, packed[0]
+    other = again(packed)
+    del packed
+    gc.collect()
+    expected = treepack.pack(rows, **call)
+    assert len(expected) > 2
+    assert image(other) == image(expected)
+    assert [x.sample for x in other.skipped] == [40]
+    assert other.skipped == expected.skipped
+    assert other.ranks == 2
+    assert [t.sample_index.tolist() for t in other.for_rank(1)] == [
+        t.sample_index.tolist() for t in expected.for_rank(1)
+    ]
+    assert dataclasses.replace(other.stats, milliseconds={}) == dataclasses.replace(expected.stats, milliseconds={})
+    assert repr(other) == repr(expected)
+    assert image(pickle.loads(pickle.dumps(other))) == image(expected)  # and once more
 
 
 # ------------------------------------------------------------------------------------------------- who names what

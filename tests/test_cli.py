@@ -267,6 +267,21 @@ def process(*arguments, before="", **options):
     )
 
 
+@pytest.mark.parametrize("module", ["treepack", "treepack.cli"])
+def test_as_a_module(module):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def out(*command):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    assert out("-m", module, "--version") == (0, f"treepack {treepack.__version__}\n", "")
+    code, _, err = out("-m", module, "inspect")
+    assert (code, err.startswith("treepack: "), err.count("\n")) == (2, True, 1)
+    missing = f"import runpy, sys; sys.modules['typer'] = None; runpy.run_module({module!r}, run_name='__main__')"
+    assert out("-c", missing) == (2, "", "treepack: the command line needs typer: pip install 'treepack[cli]'\n")
+
+
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_the_extra(package):
     running = process("--help", before=f"import sys; sys.modules[{package!r}] = None")

@@ -14,7 +14,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 import distributed_worker  # noqa: E402
 import tiny_model  # noqa: E402
 
-from treepack.distributed import connect, dummy_tree, formats_of  # noqa: E402
+from treepack.distributed import align, connect, dummy_tree, formats_of  # noqa: E402
 
 WAYS = ["plain", "parallel", "parallel_no_sync", "parallel_constant_loss", "sharded", "sharded_no_sync"]
 
@@ -71,6 +71,25 @@ def test_a_group_of_ranks_is_aligned_by_itself(ranks):
 
 
 # ----------------------------------------------------------------------------------------------------- one process
+
+
+def test_without_a_group_there_is_one_rank(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    packed = treepack.pack([{"input_ids": [x, 2, 3]} for x in range(4)], max_tokens=6)
+    for world in (None, "1"):
+        if world is not None:
+            monkeypatch.setenv("WORLD_SIZE", world)
+        trees, terms = align(packed)
+        assert len(trees) == len(packed) == 2
+        assert all(tree is other for tree, other in zip(trees, packed, strict=True))
+        assert terms == packed.stats.terms == 8
+        assert align([]) == ([], 0)
+
+
+def test_ranks_that_cannot_hear_each_other_yet_are_not_taken_for_one(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(treepack.PackError, match=r"WORLD_SIZE is 2 and .* call torch.distributed.init_process_group"):
+        align(treepack.pack([{"input_ids": [1, 2, 3]}], max_tokens=6))
 
 
 SAMPLE = {"input_ids": [1, 2, 3], "old_log_probs": [0.0, -1.0, -2.0], "advantage": 1.0, "table": [[1, 2]] * 3}

@@ -45,8 +45,13 @@ def test_it_is_a_sequence(folder):
     assert [image(tree) for tree in trees[2:8:3]] == [image(trees[2]), image(trees[5])]
     assert image(trees[np.int64(3)]) == image(trees[3])
     for index in (len(trees), -len(trees) - 1):
-        with pytest.raises(IndexError):
-            trees[index]
+        for ask in (trees.__getitem__, trees.sample_numbers):
+            with pytest.raises(
+                IndexError, match=f"^tree {index} is asked for; there are {len(trees)}, counted from 0$"
+            ):
+                ask(index)
+    with pytest.raises(AttributeError, match=r"'to' is of a tree, and Trees is a sequence of \d+: loop over it"):
+        trees.to("cpu")
     assert repr(trees).startswith(f"Trees({len(trees)} trees in ")
 
 

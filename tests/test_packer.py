@@ -211,6 +211,12 @@ def test_all_samples_have_the_columns_of_the_first(other, first, ready):
     assert sorted(tree.terms) == ["advantage", "old_log_probs"]
 
 
+def test_it_says_how_far_it_is():
+    packer = treepack.Packer(max_tokens=3, ranks=2, overlong="skip")
+    feed(packer, ids([1, 2, 3], [4, 5], [1] * 9, [6, 7]))
+    assert repr(packer) == "Packer(max_tokens=3, ranks=2, samples=4, skipped=1, micro_batches=1)"
+
+
 @pytest.mark.parametrize("more", [{"completion_mask": [0, 1]}, {"sampling_mask": [6], "sampling_mask_counts": [0, 1]}])
 @pytest.mark.parametrize("first", [[5, 6], [5] * 9])
 def test_what_the_first_sample_lacks_the_others_lack(more, first):

@@ -165,8 +165,9 @@ def test_packed_is_a_sequence():
     assert len(packed) == 3
     assert packed[-1].sample_index.tolist() == [4]
     assert [t.num_tokens for t in packed[:2]] == [4, 4]
-    with pytest.raises(IndexError):
-        packed[3]
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"^tree {index} is asked for; there are 3, counted from 0$"):
+            packed[index]
     assert [t.sample_index[0] for t in packed] == [0, 2, 4]
     stats = packed.stats
     assert stats.packing_ratio == 1.0
@@ -175,6 +176,41 @@ def test_packed_is_a_sequence():
     assert stats.milliseconds
     with pytest.raises(AttributeError):
         stats.trees = 7
+
+
+@pytest.mark.parametrize("name", ["to", "subtree_end", "input_ids", "terms", "unpack", "num_tokens", "buffer"])
+def test_packed_is_not_a_tree_and_says_so(name):
+    packed = treepack.pack([{"input_ids": [1, 2]}], max_tokens=4)
+    with pytest.raises(AttributeError) as caught:
+        getattr(packed, name)
+    assert str(caught.value) == (
+        f"'{name}' is of a tree, and Packed is a sequence of 1: loop over it (for tree in trees: tree.{name}), or take "
+        "the only one by (tree,) = trees"
+    )
+    (tree,) = packed
+    assert hasattr(tree, name)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "_array", "__array__"])
+def test_other_names_of_packed_are_just_absent(name):
+    packed = treepack.pack([{"input_ids": [1, 2]}], max_tokens=4)
+    with pytest.raises(AttributeError, match=f"^'Packed' object has no attribute '{name}'$"):
+        getattr(packed, name)
+
+
+def test_sizes_and_the_device_of_a_tree():
+    samples = [{"input_ids": [1, 2, 3], "completion_mask": [0, 0, 1]}]
+    samples.append({"input_ids": [1, 2, 4], "completion_mask": [0, 1, 1]})
+    (tree,) = treepack.pack(samples, max_tokens=8, pad_to_multiple_of=4)
+    assert (tree.num_tokens, tree.num_samples, tree.num_terms, tree.device) == (4, 2, 3, "cpu")
+    _, _, dummy = treepack.pack(samples, max_tokens=8, ranks=3)
+    assert (dummy.num_tokens, dummy.num_samples, dummy.num_terms) == (1, 0, 0)
+    torch = pytest.importorskip("torch")
+    moved = tree.to("cpu")
+    assert (moved.num_tokens, moved.num_samples, moved.num_terms) == (4, 2, 3)
+    assert moved.device == torch.device("cpu")
+    assert tree.to("meta").device == torch.device("meta")
+    assert torch.zeros(1, device=tree.device).device == moved.device  # both forms name a device
 
 
 def test_the_ratio_is_raw_over_packed():

@@ -1,6 +1,6 @@
 """One value of a user -> one array: lists, NumPy and torch become C-contiguous native NumPy arrays, or an error.
 
-Every function takes `where`, the start of a message: "sample 3: advantage".
+Every function takes `where`, the start of a message: "sample 3: advantage", or "advantage" for that of a whole batch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ from ._core import PackError
 
 Array = npt.NDArray[Any]
 
+_NUMBERS = "booleans, integers and floats"
+_LEAVE_OUT = "leave it out of what is packed"
+_TO_INTEGERS = "convert it by .astype(int), a tensor by .long()"
+_RAGGED_SAMPLE = "its items have different lengths; one number, or one row of numbers, for each token is needed"
+_RAGGED_BATCH = (
+    "its lists have different lengths; give a list of dicts, one for each sample, or pad the lists and say in an "
+    "attention_mask what is padding"
+)
+
 
 def is_array(value: Any) -> bool:
     """Whether a value has rows (per token), as opposed to a scalar or 0-d value (per sample)."""
@@ -22,12 +31,15 @@ def is_array(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
-def to_numpy(value: Any, where: str) -> Array:
+def to_numpy(value: Any, where: str, allowed: str = _NUMBERS, text: str = _LEAVE_OUT) -> Array:
     """Any array-like of numbers, C-contiguous and in native byte order. Python floats become float32, NumPy and torch
-    dtypes stay. TypeError for strings, objects and what NumPy has no dtype for; PackError for ragged lists."""
+    dtypes stay. TypeError for strings, objects and what NumPy has no dtype for; PackError for ragged lists.
+
+    allowed, text: for the message, what may be there instead, and what to do about text."""
     array = _as_numpy(value, where)
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"{where} has dtype {array.dtype}; allowed are booleans, integers and floats")
+        remedy = f": {text}" if array.dtype.kind in "US" else ""
+        raise TypeError(f"{where} {_no_numbers(array)}; allowed are {allowed}{remedy}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.ndim and not (array.flags.c_contiguous and array.flags.aligned):
@@ -44,8 +56,8 @@ def _as_numpy(value: Any, where: str) -> Array:
         return _from_torch(value, where)
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise PackError(f"{where} is ragged: {error}") from None
+    except ValueError:
+        raise PackError(f"{where} is ragged: {_RAGGED_SAMPLE if ': ' in where else _RAGGED_BATCH}") from None
     if isinstance(value, list | tuple) and array.size == 0:
         # An empty list says nothing of its dtype.
         return array.astype(np.int64)
@@ -54,6 +66,17 @@ def _as_numpy(value: Any, where: str) -> Array:
     if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
         raise PackError(f"{where} holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
     return array
+
+
+def _no_numbers(array: Array) -> str:
+    """What an array that holds no numbers is."""
+    if array.dtype.kind in "US":
+        return f"is text (dtype {array.dtype})"
+    kinds = (type(x) for x in array.flat if not isinstance(x, int | float | complex | np.generic))
+    kind = next(kinds, None) if array.dtype.kind == "O" else None
+    if kind is None:
+        return f"has dtype {array.dtype}"
+    return f"{'holds' if array.ndim else 'is'} {'None' if kind is type(None) else f'a {kind.__name__}'}"
 
 
 def _from_torch(value: Any, where: str) -> Array:
@@ -135,9 +158,10 @@ def to_attention_mask(value: Any, where: str) -> npt.NDArray[np.bool_]:
 
 
 def _mask_like(value: Any, where: str) -> Array:
-    array = to_numpy(value, where)
+    allowed = "booleans and integers"
+    array = to_numpy(value, where, allowed)
     if array.dtype.kind not in "biu":
-        raise TypeError(f"{where} has dtype {array.dtype}; allowed are booleans and integers")
+        raise TypeError(f"{where} has dtype {array.dtype}; allowed are {allowed}: {_TO_INTEGERS}")
     return array
 
 
@@ -200,9 +224,9 @@ def plain(value: Any, where: str) -> Any:
 
 
 def _integers(value: Any, where: str) -> Array:
-    array = to_numpy(value, where)
+    array = to_numpy(value, where, "integers", "tokenize it first")
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{where} has dtype {array.dtype}; allowed are integers")
+        raise TypeError(f"{where} has dtype {array.dtype}; allowed are integers: {_TO_INTEGERS}")
     return array
 
 

@@ -15,6 +15,7 @@ from . import _core
 from ._core import PackError
 from .arrays import Array, to_attention_mask, to_identity, to_ids, to_int32, to_kept_ids, to_mask, to_numpy, to_scalars
 from .columns import (
+    BOTH,
     COUNTS,
     GROUP,
     IDENTITY,
@@ -37,9 +38,12 @@ Offsets = npt.NDArray[np.int64]
 def read_padded(batch: dict[str, Any]) -> Inputs:
     """A padded batch is the flat batch of what its attention mask marks. Columns are borrowed as they are, and their
     padding is never read; where a row has a hole between its tokens, they are copied without it."""
-    ids = to_numpy(batch.pop(IDS), IDS)
+    ids = _ids(batch)
     if ids.ndim != 2:
-        raise PackError(f"input_ids has shape {ids.shape}; a padded batch is (B, S), a flat one comes with cu_seqlens")
+        single = "a single sample goes in as a list of one, [sample]; " if ids.ndim == 1 else ""
+        raise PackError(
+            f"input_ids has shape {ids.shape}; {single}a padded batch is (B, S), a flat one comes with cu_seqlens"
+        )
     if REAL not in batch:
         raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
     tokens = _Padded(to_numpy(batch.pop(REAL), REAL), ids.shape)
@@ -66,14 +70,27 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
         elif array.shape == ids.shape[:1] and not only_per_token:
             per_sample.add(name)
         else:
-            per_row = f"{(*ids.shape, '...')} per token or {ids.shape[:1]} per sample"
-            wanted = f"{ids.shape}" if only_per_token else per_row
-            raise PackError(f"{name} has shape {array.shape}; a column of this batch has {wanted}")
+            raise PackError(_wrong_shape(name, array.shape, ids.shape, only_per_token))
     return _read(columns, tokens, frozenset(per_token), frozenset(per_sample))
 
 
+def _ids(batch: dict[str, Any]) -> Array:
+    return to_numpy(batch.pop(IDS), IDS, "integers", "tokenize it first")
+
+
+def _wrong_shape(name: str, shape: tuple[int, ...], ids: tuple[int, ...], only_per_token: bool) -> str:
+    size, width = ids
+    wanted = f"{ids}" if only_per_token else f"({size}, {width}, ...) per token or ({size},) per sample"
+    hint = ""
+    if shape == (size, 1):
+        hint = f"; one value per sample is ({size},): take [:, 0]"
+    elif shape[:1] == (size,) and len(shape) > 1 and shape[1] != width:
+        hint = "; columns per token are as wide as input_ids, with 0 (say) at the prompt and at padding"
+    return f"{name} has shape {shape}; a column of this batch has {wanted}{hint}"
+
+
 def read_flat(batch: dict[str, Any], per_token: frozenset[str], per_sample: frozenset[str]) -> Inputs:
-    ids = to_numpy(batch[IDS], IDS)
+    ids = _ids(batch)
     if ids.ndim != 1:
         raise PackError(f"input_ids has shape {ids.shape}; beside cu_seqlens it is flat, (R,)")
     offsets = _offsets(batch.pop("cu_seqlens"), len(ids))
@@ -164,7 +181,7 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
         out.mask = tokens.mask(batch.pop(MASK))
     if (KEPT in batch) != (COUNTS in batch):
         has, lacks = (KEPT, COUNTS) if KEPT in batch else (COUNTS, KEPT)
-        raise PackError(f"the batch has {has} and no {lacks}; kept sets need both")
+        raise PackError(f"the batch has {has} and no {lacks}; {BOTH}")
     if KEPT in batch:
         counts = tokens.packed(batch.pop(COUNTS), COUNTS, to_int32)
         out.kept = (_kept_ids(batch.pop(KEPT), counts.values, offsets), counts)

@@ -19,6 +19,7 @@ IDS, MASK, IDENTITY = "input_ids", "completion_mask", "identity"
 REAL = "attention_mask"
 KEPT, COUNTS = "sampling_mask", "sampling_mask_counts"
 GROUP = "group_id"
+BOTH = "kept sets need both: flat ids, and of each token how many are its own"
 KNOWN_PER_TOKEN = frozenset([IDENTITY, "old_log_probs"])
 KNOWN_PER_SAMPLE = frozenset(["advantage"])
 

@@ -19,6 +19,7 @@ this module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +60,8 @@ def align(
     """Append dummy trees until every rank has the same number, and count the loss terms of all ranks.
 
     One `all_gather_object`; every rank of the group must call this, one without samples (`[]`) too. Call it on host
-    trees, before `.to(device)`.
+    trees, before `.to(device)`. In a process of its own, without `torch.distributed.init_process_group`, there is one
+    rank: the trees stay as they are.
 
     Args:
         trees: what this rank packed: `Packed`, or a list of trees.
@@ -67,7 +69,8 @@ def align(
         pad_to_multiple_of: positions of a dummy are rounded up to it, as in `pack`.
 
     Raises:
-        PackError: ranks whose trees differ in branching or in their columns; on every rank, so that none waits.
+        PackError: ranks whose trees differ in branching or in their columns; on every rank, so that none waits. A
+            process that was started as one of several (WORLD_SIZE) before `init_process_group`.
     """
     mine = list(trees)
     summary = _Summary(
@@ -76,9 +79,7 @@ def align(
         formats_of(mine[0]) if mine else None,
         bool(mine) and _is_label(mine[0]),
     )
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, tuple(summary), group=group)
-    summaries = [_Summary(*held) for held in gathered]
+    summaries = _gather(summary, group)
     model = _common(summaries)
     most = max(summary.trees for summary in summaries)
     if model is not None and model.formats is not None:
@@ -102,6 +103,21 @@ def connect(loss: Tensor, *outputs: Tensor) -> Tensor:
     for output in outputs:
         loss = loss + (output if output.dim() else output[None])[:0].sum()
     return loss
+
+
+def _gather(summary: _Summary, group: dist.ProcessGroup | None) -> list[_Summary]:
+    """Those of all ranks."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        world = os.environ.get("WORLD_SIZE", "1")
+        if world != "1":
+            raise PackError(
+                f"WORLD_SIZE is {world} and torch.distributed is not initialized, so the other ranks cannot be asked: "
+                "call torch.distributed.init_process_group() first"
+            )
+        return [summary]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, tuple(summary), group=group)
+    return [_Summary(*held) for held in gathered]
 
 
 def _common(summaries: list[_Summary]) -> _Summary | None:

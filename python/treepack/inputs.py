@@ -23,7 +23,8 @@ from .arrays import (
     to_scalars,
 )
 from .batches import read_flat, read_padded
-from .columns import COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, REAL, Format, Inputs, check_name, group_codes
+from .columns import BOTH, COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, REAL, Format, Inputs, check_name, group_codes
+from .usual import disguised_mask, no_ids
 
 Convert = Callable[[Any, str], Array]
 
@@ -35,8 +36,7 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))
-        if IDS not in batch:
-            raise PackError(f"the batch has no input_ids; it has {sorted(map(str, batch))}")
+        _check_needed(batch, "the batch")
         if "cu_seqlens" in batch:
             return read_flat(batch, frozenset(per_token), frozenset(per_sample))
         return read_padded(batch)
@@ -54,24 +54,33 @@ def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
             raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
 
 
+def _check_needed(columns: Mapping[str, Any], where: str) -> None:
+    """PackError without ids, or with a mask that only its name keeps from being one."""
+    if IDS not in columns:
+        raise PackError(f"{where} has {no_ids(columns)}")
+    if MASK not in columns and (mask := disguised_mask(columns)) is not None:
+        raise PackError(f"{where} has {mask}")
+
+
 # --- a list of dicts ------------------------------------------------------------------------------------------------
 
 
 def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if count == 0:
         return Inputs(ids=[])
-    if IDS not in columns:
-        raise PackError(f"sample 0: it has no input_ids; it has {sorted(map(str, columns))}")
+    _check_needed(columns, "sample 0: it")
     if REAL in columns:
         _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))
+    tokens = list(map(len, out.ids))
     if MASK in columns:
         masks = columns.pop(MASK)
         boolean = isinstance(masks[0], np.ndarray) and masks[0].dtype == np.bool_
         out.mask = _lists(masks, MASK, np.dtype(np.bool_ if boolean else np.uint8), _mask_as(boolean))
+        _check_rows(out.mask, MASK, tokens)
     if KEPT in columns or COUNTS in columns:
         nothing = [None] * count
-        out.kept = _kept_lists(columns.pop(KEPT, nothing), columns.pop(COUNTS, nothing), out.ids)
+        out.kept = _kept_lists(columns.pop(KEPT, nothing), columns.pop(COUNTS, nothing), tokens)
     if GROUP in columns:
         out.add_scalars(GROUP, group_codes(columns.pop(GROUP)))
     for name in columns:
@@ -79,9 +88,10 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     # By name, so that the buffer does not depend on the order of a dict.
     for name, values in sorted(columns.items()):
         if name == IDENTITY and not is_array(values[0]):
-            values[:] = [np.full(len(ids), value) for ids, value in zip(out.ids, to_scalars(values, name), strict=True)]
+            values[:] = [np.full(n, value) for n, value in zip(tokens, to_scalars(values, name), strict=True)]
         if is_array(values[0]):
             out.add_tokens(name, *_token_lists(values, name))
+            _check_rows(values, name, tokens)
         else:
             out.add_scalars(name, to_scalars(values, name))
     return out
@@ -124,16 +134,30 @@ def _lists(values: list[Any], name: str, dtype: np.dtype[Any], convert: Convert)
     return values
 
 
-def _kept_lists(kept: list[Any], counts: list[Any], ids: list[Any]) -> tuple[list[Any], list[Any]]:
+def _check_rows(values: list[Any], name: str, tokens: list[int]) -> None:
+    """PackError where a per-token column has not one row for each token."""
+    rows = list(map(len, values))
+    if rows == tokens:
+        return
+    i, has, wanted = next((i, *pair) for i, pair in enumerate(zip(rows, tokens, strict=True)) if pair[0] != pair[1])
+    hint = "; every token has one, those of the prompt too (0, say)" if has < wanted else ""
+    if has == 1 and name not in (MASK, COUNTS):
+        hint = "; a value for the whole sample is a number, not a list of one"
+    shown = "1 row" if has == 1 else f"{has} rows"
+    raise PackError(f"sample {i}: {name} has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
+
+
+def _kept_lists(kept: list[Any], counts: list[Any], tokens: list[int]) -> tuple[list[Any], list[Any]]:
     """Kept sets: ids and counts, both or neither of them in a sample."""
     int32 = np.dtype(np.int32)
     for i, (has_ids, has_counts) in enumerate(zip(kept, counts, strict=True)):
         if has_ids is None and has_counts is None:
-            kept[i], counts[i] = np.zeros(0, np.int32), np.zeros(len(ids[i]), np.int32)
+            kept[i], counts[i] = np.zeros(0, np.int32), np.zeros(tokens[i], np.int32)
         elif has_ids is None or has_counts is None:
             has, lacks = (COUNTS, KEPT) if has_ids is None else (KEPT, COUNTS)
-            raise PackError(f"sample {i}: it has {has} and no {lacks}; kept sets need both")
+            raise PackError(f"sample {i}: it has {has} and no {lacks}; {BOTH}")
     _lists(counts, COUNTS, int32, to_int32)
+    _check_rows(counts, COUNTS, tokens)
     at = _core.first_unready(kept, int32, [], 0)
     while at < len(kept):
         kept[at] = to_kept_ids(kept[at], counts[at], f"sample {at}: ")

@@ -1,4 +1,4 @@
-"""Packed: the trees of a call and its numbers."""
+"""Packed: the trees of a call and its numbers; and what every sequence of trees says where it is taken for one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from ._core import PackError
 from .tree import PackedTree
@@ -53,9 +53,27 @@ class Stats:
     """Host time by phase."""
 
 
-class Packed(Sequence[PackedTree]):
+class TreeSequence(Sequence[PackedTree]):
+    """A sequence of trees, with errors for what is easily mistaken."""
+
+    if not TYPE_CHECKING:  # a type checker says it by itself
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name.startswith("_") or not (hasattr(PackedTree, name) or name in ("buffer", "derived")):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise AttributeError(
+                f"{name!r} is of a tree, and {kind} is a sequence of {len(self)}: loop over it (for tree in trees: "
+                f"tree.{name}), or take the only one by (tree,) = trees"
+            )
+
+    def _index_error(self, index: object) -> IndexError:
+        return IndexError(f"tree {index} is asked for; there are {len(self)}, counted from 0")
+
+
+class Packed(TreeSequence):
     """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
-    asked for; their arrays are never copied."""
+    asked for; their arrays are never copied. What is pickled holds a copy of all of them."""
 
     def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, started: float):
         self.ranks = ranks
@@ -89,7 +107,10 @@ class Packed(Sequence[PackedTree]):
     def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        tree = self._trees[index]
+        try:
+            tree = self._trees[index]
+        except IndexError:
+            raise self._index_error(index) from None
         if tree is None:
             at = range(len(self))[index]
             core = self._core
@@ -106,6 +127,10 @@ class Packed(Sequence[PackedTree]):
         if not 0 <= rank < self.ranks:
             raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
         return self[rank :: self.ranks]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With all trees and numbers made, nothing asks for the core any more.
+        return {"ranks": self.ranks, "_trees": list(self), "skipped": self.skipped, "stats": self.stats}
 
     def __repr__(self) -> str:
         s = self.stats

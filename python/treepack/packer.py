@@ -20,6 +20,7 @@ from .tree import PackedTree
 PAIRS_PER_TOKEN = 8192
 
 MicroBatch = tuple[PackedTree, ...]
+_ALL_OR_NONE = "give it in every sample or in none"
 
 
 class Packer:
@@ -36,7 +37,8 @@ class Packer:
     (ties: least attention work, then lowest rank). Where none fits, the micro-batch closes; never while a rank is
     empty, since an empty tree takes every sample. Arrays are copied, so the caller may reuse them. `sample_index`,
     `position_source` and `term_source` count within the closed micro-batch. Keywords are those of `treepack.pack`; all
-    samples have the columns of the first. Not to be used from two threads at once.
+    samples have the columns and dtypes of the first: where that has 1, 0.5 is refused later, so give it 1.0. Not to be
+    used from two threads at once.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Packer:
             ranks=ranks,
         )
         self.ranks: int = checked["ranks"]
+        self._max_tokens: int = checked["max_tokens"]
         self.skipped: list[Skipped] = []
         """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
         self.stats = _no_stats()
@@ -80,7 +83,13 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        added = None if self._formats is None else self._stream.add(sample, self._formats)
+        if self._formats is None:
+            added = None
+        else:
+            try:
+                added = self._stream.add(sample, self._formats)
+            except PackError:
+                added = None  # `_add_unready` says it again, where more is known
         if added is None:
             added = self._add_unready(sample)
         self._count += 1
@@ -95,6 +104,10 @@ class Packer:
         would be empty; what cannot be split is filled up with dummies."""
         closed = self._stream.flush()
         return [] if closed is None else [self._take(closed)]
+
+    def __repr__(self) -> str:
+        done = f"skipped={len(self.skipped)}, micro_batches={self.stats.trees // self.ranks}"
+        return f"Packer(max_tokens={self._max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
 
     def _add_unready(self, sample: Any) -> Any:
         """Add a sample that needs conversion, or the first one, which says what the columns are."""
@@ -130,14 +143,21 @@ class Packer:
             raise type(error)(f"sample {self._count}: {str(error).removeprefix(prefix)}") from None
 
     def _group(self, group: Any) -> Any:
-        """Integers stay, other values are numbered in order of first appearance."""
-        group = plain(group, f"sample {self._count}: {GROUP}")
-        if type(group) is int and -(2**63) <= group < 2**63:
+        """Integers stay, other values are numbered in order of first appearance; a stream has one of the two, or 0 and
+        "a" would be one group."""
+        where = f"sample {self._count}: {GROUP}"
+        group = plain(group, where)
+        integer = type(group) is int and -(2**63) <= group < 2**63
+        if self._like is not None and integer == bool(self._groups):
+            kind, others = ("an integer", "others") if integer else ("no integer", "integers")
+            raise PackError(
+                f"{where} is {group!r}, {kind}; the first sample of the stream has {others}: a stream has one kind"
+            )
+        if integer:
             return group
         try:
             return self._groups.setdefault(group, len(self._groups))
         except TypeError:
-            where = f"sample {self._count}: {GROUP}"
             raise TypeError(f"{where} is a {type(group).__name__}; it must be hashable") from None
 
     def _take(self, closed: Any) -> MicroBatch:
@@ -152,15 +172,18 @@ def _match(columns: Inputs, like: Inputs, where: str) -> None:
     first = "the first sample of the stream"
     if (columns.mask is None) != (like.mask is None):
         has, other = ("no", "one") if columns.mask is None else ("a", "none")
-        raise PackError(f"{where}it has {has} completion_mask; {first} has {other}")
+        raise PackError(f"{where}it has {has} completion_mask; {first} has {other}: {_ALL_OR_NONE}")
     if columns.kept is not None and like.kept is None:
-        raise PackError(f"{where}it has kept sets; {first} has none")
+        raise PackError(
+            f"{where}it has kept sets; {first} has none: give that one sampling_mask = [], and sampling_mask_counts "
+            "with 0 for each token"
+        )
     if columns.kept is None and like.kept is not None:
         tokens = len(columns.ids[0])
         columns.kept = ([np.zeros(0, np.int32)], [np.zeros(tokens, np.int32)])
     for name in columns.formats:
         if name not in like.formats:
-            raise PackError(f"{where}it has a column {name!r}; {first} has not")
+            raise PackError(f"{where}it has a column {name!r}; {first} has none: {_ALL_OR_NONE}")
     tokens_by_name = {name: values for name, _, values in columns.token_columns}
     scalars_by_name = {name: values for name, _, values, _ in columns.sample_columns}
     formats = dict(columns.formats)
@@ -168,10 +191,12 @@ def _match(columns: Inputs, like: Inputs, where: str) -> None:
     columns.sample_columns.clear()
     for name, wanted in like.formats.items():
         per_token = any(name == column for column, _, _ in like.token_columns)
+        if name not in formats:
+            raise PackError(f"{where}it has no column {name!r}; {first} has one: {_ALL_OR_NONE}")
         values = (tokens_by_name if per_token else scalars_by_name).get(name)
         if values is None:
-            has = "lacks a column" if name not in formats else "has another kind of column (per token or per sample)"
-            raise PackError(f"{where}it {has} {name!r}; {first} has it")
+            has, other = ("a number", "an array (per token)") if per_token else ("an array", "a number (per sample)")
+            raise PackError(f"{where}{name} is {has}; {first} has {other} there")
         _check_format(formats[name], wanted, f"{where}{name}", first)
         if per_token:
             columns.add_tokens(name, [_cast(values[0], wanted[0], f"{where}{name}")], wanted)
@@ -183,7 +208,9 @@ def _check_format(has: Format, wanted: Format, where: str, first: str) -> None:
     if has[1] != wanted[1]:
         raise PackError(f"{where} has rows of shape {has[1]}; {first} has {wanted[1]}")
     if not np.can_cast(has[0], wanted[0], "same_kind"):
-        raise TypeError(f"{where} has dtype {has[0]}; {first} has {wanted[0]}")
+        floats = has[0].kind == "f" and wanted[0].kind in "iub"
+        hint = ": give floats from the first sample on, say 1.0 instead of 1" if floats else ""
+        raise TypeError(f"{where} has dtype {has[0]}; {first} has {wanted[0]}, and a stream keeps that{hint}")
 
 
 def _cast(array: Array, dtype: np.dtype[Any], where: str) -> Array:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
 from . import _core, inputs, options
+from ._core import PackError
 from .columns import Format, ready_formats
 from .packed import Packed
 
@@ -40,6 +41,8 @@ def pack(
               (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
               `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
               sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
+              An `attention_mask` (L,) marks padding, which is cut out. `labels`, `loss_mask` and other usual names of
+              a mask are refused where there is no `completion_mask`, since they would train every token.
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
               sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
             - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
@@ -85,7 +88,10 @@ def pack(
     global _last
     last = _last  # another thread may set it while this one packs
     if last is not None and type(samples) is list:
-        core = _core.pack_ready(samples, last[0], checked)
+        try:
+            core = _core.pack_ready(samples, last[0], checked)
+        except PackError:
+            core = None  # said again below, where more is known
         if core is not None:
             return Packed(core, last[1], checked["ranks"], start)
     columns = inputs.read(samples, per_token, per_sample)

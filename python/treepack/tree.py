@@ -1,8 +1,8 @@
-"""Packed and PackedTree: the arrays of a call, per-sample values back, the way to a device."""
+"""PackedTree: the arrays of a tree, per-sample values back, the way to a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 from . import _core, paths
 from ._core import PackError
 from .extras import require
+from .tree_columns import Columns
 
 if TYPE_CHECKING:
     from .columns import Format
@@ -172,7 +173,8 @@ class PackedTree:
 
     @property
     def terms(self) -> Mapping[str, Array]:
-        """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated."""
+        """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated (but for
+        `group_id`, which only `samples` has)."""
         return Columns(self, "terms")
 
     @property
@@ -192,6 +194,16 @@ class PackedTree:
         """N, padding included."""
         return self._fields["input_ids"][1]
 
+    @property
+    def num_samples(self) -> int:
+        """n; 0 for a dummy."""
+        return self._fields["sample_index"][1]
+
+    @property
+    def num_terms(self) -> int:
+        """M."""
+        return self._fields["term_row"][1]
+
     def path_index(self) -> list[Array]:
         """For each sample the packed index of each of its tokens, int32 (L,)."""
         host = self._host()
@@ -208,7 +220,7 @@ class PackedTree:
 
     def unpack_terms(self, values: Array) -> list[Array]:
         """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
-        self._check_rows(values, self._fields["term_row"][1], "terms")
+        self._check_rows(values, self.num_terms, "terms")
         cuts = self._host().cu_terms.tolist()
         return [values[start:end] for start, end in pairwise(cuts)]
 
@@ -228,6 +240,11 @@ class PackedTree:
         return paths.VarlenIndex(like(kv_index), like(cu_q), like(cu_k), max_q, max_k)
 
     # --- device ---
+
+    @property
+    def device(self) -> Any:
+        """Where the arrays are: "cpu" where they are NumPy's, else the `torch.device`."""
+        return "cpu" if isinstance(self.buffer, np.ndarray) else self.buffer.device
 
     @property
     def tiles(self) -> dict[int, tuple[Array, Array]]:
@@ -336,43 +353,7 @@ class PackedTree:
         }
 
     def __repr__(self) -> str:
-        n, m = self._fields["sample_index"][1], self._fields["term_row"][1]
-        return f"PackedTree({self.num_tokens} tokens, {n} samples, {m} terms)"
-
-
-class Columns(Mapping[str, Array]):
-    """The gathered columns of a tree, by name."""
-
-    def __init__(self, tree: PackedTree, kind: str):
-        self._tree, self._kind = tree, kind
-
-    def __getitem__(self, name: str) -> Array:
-        if self._kind == "positions" and name in self._tree._disagreements:
-            a, b, token = self._tree._disagreements[name]
-            raise PackError(
-                f"positions[{name!r}]: samples {a} and {b} share the position of token {token} and differ there; "
-                f"put it into `identity`, or read it per term: terms[{name!r}]"
-            )
-        key = f"{self._kind}.{name}"
-        if key not in self._tree._fields:
-            raise KeyError(f"{name!r}; {self._kind} has {list(self)}")
-        return self._tree._array(key)
-
-    def __contains__(self, name: object) -> bool:
-        return name in list(self)
-
-    def __iter__(self) -> Iterator[str]:
-        prefix = self._kind + "."
-        names = [field.removeprefix(prefix) for field in self._tree._fields if field.startswith(prefix)]
-        if self._kind == "positions":
-            names += self._tree._disagreements
-        return iter(names)
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return f"{self._kind}({', '.join(self)})"
+        return f"PackedTree({self.num_tokens} tokens, {self.num_samples} samples, {self.num_terms} terms)"
 
 
 def _torch() -> Any:

@@ -19,7 +19,7 @@ def doctor(
     impl: Annotated[str | None, typer.Option(help="Exit with code 2 unless this one can run here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show versions, GPUs and which kernels can run here, and test packing and attention in a second."""
+    """Show versions, GPUs and which kernels can run here, and test packing and attention."""
     found = facts.report()
     if impl is not None:
         _check_runs(impl, found)

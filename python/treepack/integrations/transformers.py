@@ -20,7 +20,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..attention import TRITON, TreeTiles, tree_attention
-from .models import ATTENTION, Capture, attention_layers, check_attention_config, check_model, unwrap
+from .capture import Capture
+from .models import ATTENTION, attention_layers, check_attention_config, check_model, unwrap
 
 __all__ = [
     "ATTENTION",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from treepack import PackedTree, PackError
 
+from ..packed import TreeSequence
 from ..readers.source import first_line
 from ..tree_arrays import KEPT, LABELS, dummy_tree
 from . import manifest as manifests
@@ -75,7 +76,7 @@ def load(
     return Trees(files, counts, held, steps - len(held), multiple)
 
 
-class Trees(Sequence[PackedTree]):
+class Trees(TreeSequence):
     """Trees on disk, by number; made by `load`. Each access reads from disk. Not for two threads at once."""
 
     def __init__(
@@ -100,7 +101,7 @@ class Trees(Sequence[PackedTree]):
     def __getitem__(self, index: SupportsIndex | slice) -> PackedTree | list[PackedTree]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
+        at = self._place(index)
         if at >= len(self._order):
             return self._dummy()
         return trees_of(self._row(at))[0]
@@ -111,7 +112,7 @@ class Trees(Sequence[PackedTree]):
     def sample_numbers(self, index: SupportsIndex) -> npt.NDArray[np.int64]:
         """(n,) int64: for each sample of a tree its row in the packed file; for pairs both samples have that of the
         pair. PackError where the shards do not say (`pack_batch` sees batches alone)."""
-        at = range(len(self))[index]
+        at = self._place(index)
         if at >= len(self._order):
             return np.zeros(0, np.int64)
         row = self._row(at)
@@ -123,6 +124,12 @@ class Trees(Sequence[PackedTree]):
             raise PackError(f"tree {at}: its shard does not say which rows of the input its samples are")
         numbers: npt.NDArray[np.int64] = tree.sample_index.astype(np.int64) + int(first)
         return numbers
+
+    def _place(self, index: SupportsIndex) -> int:
+        try:
+            return range(len(self))[index]
+        except IndexError:
+            raise self._index_error(index) from None
 
     def _row(self, at: int) -> Any:
         """The table of one row that holds a tree."""

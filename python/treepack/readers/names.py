@@ -5,47 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..usual import USUAL
 from .source import ReadError
 
-#: Canonical name -> the names that it goes by, most telling first.
-USUAL: dict[str, tuple[str, ...]] = {
-    "input_ids": ("input_ids", "tokens", "token_ids", "input_tokens"),
-    "prompt_ids": ("prompt_ids", "prompt_token_ids", "prompt_input_ids", "prompt_tokens"),
-    "completion_ids": (
-        "completion_ids",
-        "completion_token_ids",
-        "completion_input_ids",
-        "completion_tokens",
-        "response_ids",
-        "response_token_ids",
-        "response_tokens",
-        "output_ids",
-        "output_token_ids",
-    ),
-    "messages": ("messages", "conversation", "conversations", "chat"),
-    "tools": ("tools",),
-    "completion_mask": ("completion_mask", "response_mask", "loss_mask", "assistant_masks", "assistant_mask"),
-    "labels": ("labels",),
-    "attention_mask": ("attention_mask",),
-    "old_log_probs": (
-        "old_log_probs",
-        "old_logprobs",
-        "old_per_token_logps",
-        "sampling_per_token_logps",
-        "rollout_log_probs",
-        "completion_logprobs",
-        "response_logprobs",
-        "logprobs",
-        "log_probs",
-    ),
-    "ref_log_probs": ("ref_log_probs", "ref_log_prob", "ref_logprobs", "ref_per_token_logps"),
-    "advantage": ("advantage", "advantages"),
-    "reward": ("reward", "rewards", "score"),
-    "group_id": ("group_id", "prompt_id", "uid", "group", "problem_id", "task_id"),
-    "identity": ("identity",),
-    "sampling_mask": ("sampling_mask",),
-    "sampling_mask_counts": ("sampling_mask_counts",),
-}
 #: Columns that say where the tokens come from; a file is read by one of the three.
 _FORMS = {
     "pair": ("prompt_ids", "completion_ids"),
