@@ -24,16 +24,19 @@ BLOCKS = [
 
 @pytest.fixture(scope="module")
 def page_of():
-    """path -> its `Page`; one page is open at a time."""
+    """path, names that its blocks find -> its `Page`; one page is open at a time."""
     with ExitStack() as stack:
         opened = {}
 
-        def page(path):
-            if path not in opened:
+        def page(path, **names):
+            key = path, *names.items()
+            if key not in opened:
                 stack.close()
                 opened.clear()
-                opened[path] = stack.enter_context(Page(path))
-            return opened[path]
+                opened[key] = stack.enter_context(Page(path))
+                if names:
+                    opened[key].examples[0].namespace.update(names)
+            return opened[key]
 
         yield page
 
@@ -43,6 +46,14 @@ def page_of():
 @pytest.mark.parametrize(("path", "index"), BLOCKS)
 def test_block(page_of, path, index):
     page_of(path).run(index)
+
+
+def test_recipes_in_float32(page_of):
+    """The recipes mix columns, parameters and log-probs: what one dtype promotes without a word, another refuses."""
+    torch = pytest.importorskip("torch", reason="the recipes are about torch")
+    pytest.importorskip("transformers", reason="the recipes are about models of transformers")
+    page = page_of(ROOT / "docs" / "integrations.md", dtype=torch.float32)
+    page.run(blocks(page.examples)[-1])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

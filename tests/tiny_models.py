@@ -164,6 +164,48 @@ def gradients(model, values):
     return found
 
 
+def check_step(model, alone, loss=None):
+    """Asserts that the gradients in `model`, and the loss where it is given, are those of the scalar `alone`, computed
+    from the same parameters; clears them. Gradients are compared as shares of the largest."""
+    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    expected = dict(zip(wanted, torch.autograd.grad(alone, list(wanted.values()), allow_unused=True), strict=True))
+    loose = 1e-6 if next(model.parameters()).dtype == torch.float64 else 1e-3  # norms are float32 in any model
+    if loss is not None:
+        assert abs(float(loss) - alone.item()) < loose * max(1.0, abs(alone.item())), (float(loss), alone.item())
+    largest = max(g.abs().max().item() for g in expected.values() if g is not None)
+    assert largest > 0
+    for name, parameter in wanted.items():
+        got = parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad
+        there = parameter.new_zeros(parameter.shape) if expected[name] is None else expected[name]
+        assert (got - there).abs().max() < loose * largest, name
+    model.zero_grad()
+
+
+def sampled_rollouts(model, prompt, count, **sampler):
+    """What `model.generate` drew after a prompt (L,), as a sampler would hand it on: ids, and of each drawn token its
+    log-prob and kept ids."""
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    out = model.generate(
+        torch.as_tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt)), do_sample=True, min_new_tokens=8,
+        max_new_tokens=8, num_return_sequences=count, output_scores=True, return_dict_in_generate=True, **sampler,
+    )  # fmt: skip
+    model.set_attn_implementation(attention)
+    scores = torch.stack(out.scores, 1)  # (count, 8, V): -inf outside of the kept set
+    drawn = out.sequences[:, len(prompt) :]
+    log_probs = scores.log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
+    return [
+        {
+            "prompt": np.asarray(prompt),
+            "completion": drawn[i].numpy(),
+            "log_probs": log_probs[i].numpy(),
+            "kept": [row.isfinite().nonzero()[:, 0].numpy() for row in scores[i]],
+            "advantage": (-1.0) ** i,
+        }
+        for i in range(count)
+    ]
+
+
 def largest_difference(a, b):
     """Over two dicts or lists of tensors with the same keys; NaN is infinite."""
     if isinstance(a, dict):
