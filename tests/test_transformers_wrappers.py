@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+import time
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tiny_models import alone_log_probs, gradients, largest_difference, packed_l
 from transformers import Trainer, TrainingArguments
 
 import treepack
+from treepack.integrations.collator import tree_batch
 from treepack.integrations.transformers import model_inputs
 from treepack.logprobs import term_log_probs
 
@@ -64,6 +67,41 @@ def test_autocast(family):
     )
     off, allowed = ((x.double() - exact).abs().max() for x in (packed, alone))
     assert 1e-4 < off < 2 * allowed
+
+
+def test_compiled_forward():
+    model = tiny("qwen2")
+    tree = treepack.pack(shared_samples(), max_tokens=256)[0].to("cpu")
+    expected = term_log_probs(copy.deepcopy(model), tree)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert torch.allclose(term_log_probs(model, tree), expected)
+    torch.compiler.reset()
+
+
+def test_one_model_in_two_threads():
+    """A scoring server: each call gets the hidden states of its own tree."""
+    model = tiny("qwen2")
+    trees, expected = [], []
+    for shift in (0, 7):
+        samples = [dict(s, input_ids=(s["input_ids"] + shift) % 64) for s in shared_samples()]
+        trees.append(treepack.pack(samples, max_tokens=256)[0].to("cpu"))
+        expected.append(term_log_probs(model, trees[-1]).detach())
+    model.lm_head.register_forward_hook(lambda *_: time.sleep(0.002))  # a head as slow as a real one
+    wrong = []
+
+    def score(at):
+        with torch.no_grad():
+            for _ in range(20):
+                wrong.append((term_log_probs(model, trees[at]) - expected[at]).abs().max() > 1e-9)
+
+    threads = [threading.Thread(target=score, args=(at,)) for at in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 40
+    assert not any(wrong)
 
 
 def test_compiled_before_the_hook():
@@ -135,8 +173,8 @@ class LogProbTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         tree = inputs["tree"].to(self.args.device)
-        loss = -(term_log_probs(model, tree) * tree.terms["advantage"]).mean()
-        return (loss, None) if return_outputs else loss
+        loss = -(term_log_probs(model, tree) * tree.terms["advantage"]).sum()
+        return loss / (num_items_in_batch or tree.num_terms)
 
 
 class LabelTrainer(Trainer):
@@ -148,15 +186,16 @@ class LabelTrainer(Trainer):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-@pytest.mark.parametrize("kind", [LogProbTrainer, LabelTrainer])
-def test_trainer(kind, tmp_path):
-    """Columns survive: trees, or the keyword tensors of a tree, reach the model; three steps lower the loss."""
+@pytest.mark.parametrize(("kind", "bf16"), [(LogProbTrainer, False), (LogProbTrainer, True), (LabelTrainer, False)])
+def test_trainer(kind, bf16, tmp_path):
+    """Columns survive: trees, or the keyword tensors of a tree, reach the model. With `bf16` the model's own forward
+    runs under autocast and returns float32."""
     packed = treepack.pack(shared_samples(), max_tokens=40, branching="label")
 
     def collate(batch):
         (tree,) = batch
         if kind is LogProbTrainer:
-            return {"tree": tree}
+            return tree_batch(tree)
         device = tree.to("cpu")
         names = ("input_ids", "position_ids", "subtree_end", "use_cache")
         return {n: v for n, v in model_inputs(device).items() if n in names} | {"shift_labels": device.shift_labels}
@@ -166,7 +205,7 @@ def test_trainer(kind, tmp_path):
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=1, remove_unused_columns=False,
         report_to=[], save_strategy="no", logging_steps=1, use_cpu=True, disable_tqdm=True,
-        dataloader_pin_memory=False, learning_rate=1e-2)  # fmt: skip
+        dataloader_pin_memory=False, learning_rate=1e-2, bf16=bf16)  # fmt: skip
     trainer = kind(model=model, args=arguments, train_dataset=list(packed), data_collator=collate)
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]

@@ -74,9 +74,12 @@ def term_log_probs(
         TypeError: a tree that is still on the host.
 
     Example:
-        >>> tree = treepack.pack(samples, max_tokens=16384)[0].to(model.device)
-        >>> log_probs = treepack.term_log_probs(model, tree)
-        >>> loss = -(log_probs * tree.terms["advantage"]).sum() / len(log_probs)
+        >>> packed = treepack.pack(samples, max_tokens=16384)
+        >>> for tree in packed:
+        ...     tree = tree.to(model.device)
+        ...     log_probs = treepack.term_log_probs(model, tree)
+        ...     loss = -(log_probs * tree.terms["advantage"]).sum() / packed.stats.terms
+        ...     loss.backward()
     """
     from .integrations.models import logit_options, output_head, unwrap
     from .integrations.transformers import forward_tree, router_aux_loss

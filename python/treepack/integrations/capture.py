@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -9,11 +10,15 @@ from torch import Tensor, nn
 
 from .models import base, logit_options, output_head
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "tie"]
+
+# Logits that the check of a model looks at: a float32 copy of a whole head takes gigabytes.
+_CHECKED_IDS = 4096
 
 
 class Capture:
-    """A forward hook on a base model that keeps its output while it is armed (`with capture:`).
+    """A forward hook on a base model that keeps its output while it is armed (`with capture:`, by one thread at a
+    time).
 
     One stays on a model for good: torch.compile takes hooks into the graph when it compiles and does not look again.
     An object of this module, so that a model with it pickles and copies.
@@ -22,67 +27,113 @@ class Capture:
     def __init__(self) -> None:
         self.armed = False
         self.verified = False
+        self.autocast = False
         self.hidden: Tensor | None = None
         self.router_logits: tuple[Tensor, ...] | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"verified": self.verified}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.verified = state["verified"]
 
     @classmethod
     def of(cls, model: Any) -> Capture:
         """The hook of an unwrapped model, put there at the first call."""
         below = base(model)
-        found: Capture | None = below.__dict__.get("_treepack_capture")
-        if found is None:
-            found = below._treepack_capture = cls()
-            below.register_forward_hook(found)
+        with _making:
+            found: Capture | None = below.__dict__.get("_treepack_capture")
+            if found is None:
+                found = below._treepack_capture = cls()
+                below.register_forward_hook(found)
         return found
 
     def __call__(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.armed:
             self.hidden = output[0]
             self.router_logits = getattr(output, "router_logits", None)
+            self.autocast = torch.is_autocast_enabled(self.hidden.device.type)
 
     def __enter__(self) -> Capture:
+        self._lock.acquire()
         self.armed, self.hidden, self.router_logits = True, None, None
         return self
 
-    def __exit__(self, kind: Any, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.armed = False
-        if kind is not None:  # a call that failed leaves no tensor behind
-            self.hidden = self.router_logits = None
+        self.hidden = self.router_logits = None  # no tensor is left behind
+        self._lock.release()
 
     def take(self) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """(hidden states (1, N, h), router logits), which are not kept here any longer."""
-        hidden, router_logits = self.hidden, self.router_logits
-        assert hidden is not None
-        self.hidden = self.router_logits = None
-        return hidden, router_logits
+        """(hidden states (1, N, h), router logits), while armed."""
+        assert self.hidden is not None
+        return self.hidden, self.router_logits
 
     @staticmethod
     def compiled(model: Any) -> bool:
         """Whether any part of the model is compiled: layers then cannot be counted from Python."""
         return any(
-            hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()
+            hasattr(m, "_orig_mod")
+            or getattr(m, "_compiled_call_impl", None) is not None
+            or hasattr(m.__dict__.get("forward"), "_torchdynamo_orig_callable")
+            for m in model.modules()
         )
 
     def verify(self, model: Any, hidden: Tensor, logits: Tensor) -> None:
         """Once for each model: the logits that it makes of one position (1, h) are those that `lm_head` and
-        `logit_options` make of it. Waits for the device."""
+        `logit_options` make of it; of up to 4096 ids. Waits for the device."""
         weight, bias = output_head(model)
         scale, softcap = logit_options(model)
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+            same = logits.shape == (*hidden.shape[:-1], weight.shape[0])
+            ids = torch.arange(0, weight.shape[0], -(-weight.shape[0] // _CHECKED_IDS), device=weight.device)
             dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-            ours = hidden.to(dtype) @ weight.to(hidden.dtype).T.to(dtype)
-            ours = ours if bias is None else ours + bias
+            ours = hidden.to(dtype) @ weight[ids].to(hidden.dtype).T.to(dtype)
+            ours = ours if bias is None else ours + bias[ids]
             ours = ours * scale
             if softcap:
                 ours = softcap * torch.tanh(ours / softcap)
-            half = {logits.dtype, hidden.dtype, weight.dtype} & {torch.float16, torch.bfloat16}
+            # Autocast may lie within the model's own forward, which then returns float32.
+            half = self.autocast or {logits.dtype, hidden.dtype, weight.dtype} & {torch.float16, torch.bfloat16}
             tolerance = 3e-2 if half else 1e-4
-            same = ours.shape == logits.shape
-            if not same or (ours - logits).abs().max() > tolerance * ours.abs().max():
-                what = f"shape {tuple(logits.shape)} against {tuple(ours.shape)}" if not same else "values"
+            if not same or (ours - logits[..., ids]).abs().max() > tolerance * ours.abs().max():
+                what = (
+                    f"shape {tuple(logits.shape)}, of the head {(*hidden.shape[:-1], weight.shape[0])}; they"
+                    if not same
+                    else "values"
+                )
                 raise ValueError(
                     f"{type(model).__name__} changes its logits after the LM head in a way that is not known here "
                     f"({what} differ from scale {scale} and softcap {softcap}); compute them "
                     "from the hidden states with treepack.logprobs.head_log_probs"
                 )
         self.verified = True
+
+
+_making = threading.Lock()
+
+
+class _Tie(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, output: Tensor) -> Tensor:
+        ctx.like = output.shape, output.dtype, output.device
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        shape, dtype, device = ctx.like
+        return g, torch.zeros(shape, dtype=dtype, device=device)
+
+
+def tie(hidden: Tensor, output: Tensor) -> Tensor:
+    """`hidden`, whose backward pass also goes through `output`, with a gradient of 0.
+
+    Wrappers that average or gather gradients (DDP with a static graph, FSDP) start to do so where their outputs meet
+    the backward pass; the hidden states left the model by a hook, beside them.
+    """
+    if not (hidden.requires_grad and output.requires_grad):
+        return hidden
+    tied: Tensor = _Tie.apply(hidden, output)
+    return tied

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..attention import TRITON, TreeTiles, tree_attention
-from .capture import Capture
+from .capture import Capture, tie
 from .models import ATTENTION, attention_layers, check_attention_config, check_model, unwrap
 
 __all__ = [
@@ -128,7 +128,7 @@ def tree_attention_forward(
     name = type(module).__name__
     if tiles is None and end is None:
         raise ValueError(
-            f"{name} got no subtree_end: call the model with model_inputs(tree), or with subtree_end=tree.subtree_end. "
+            f"{name} got no subtree_end: call the model with model_inputs(tree, model=model). "
             "Under Trainer set remove_unused_columns=False, which otherwise drops it; to run unpacked rows or to "
             'generate, model.set_attn_implementation("sdpa")'
         )
@@ -165,7 +165,7 @@ def tree_attention_forward(
     assert isinstance(out, Tensor)
     if not torch.compiler.is_compiling():
         tiles.derived["layers"] = tiles.derived.get("layers", 0) + 1
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None  # a copy only where the implementation stored it otherwise
 
 
 def _no_mask(*, attention_mask: Tensor | None = None, q_length: Any = None, kv_length: Any = None, **_: Any) -> None:
@@ -209,12 +209,12 @@ def forward_tree(
         del inputs["attention_mask"]  # the model's own router loss, which is not used, would take it for a padding mask
     with capture:
         out = model(**inputs, logits_to_keep=1)
-    if capture.hidden is None:
-        raise ValueError(
-            f"{type(inner).__name__}: the base model's output was not seen. A model compiled and run before its first "
-            "term_log_probs has its hooks compiled out: call torch.compiler.reset() once after this"
-        )
-    hidden, logits = capture.take()
+        if capture.hidden is None:
+            raise ValueError(
+                f"{type(inner).__name__}: the base model's output was not seen. A model compiled and run before its "
+                "first term_log_probs has its hooks compiled out: call torch.compiler.reset() once after this"
+            )
+        hidden, logits = capture.take()
     if not capture.verified:
         ran, wanted = inputs["tree_tiles"].derived.get("layers", 0), attention_layers(inner)
         if ran < wanted and not (ran == 0 and capture.compiled(model)):
@@ -223,7 +223,9 @@ def forward_tree(
                 "their own and would leak between samples"
             )
         capture.verify(inner, hidden[:, -1], out.logits[:, -1])
-    return hidden[0], logits
+    # Nothing is tied where nothing gathers gradients: the head's gradient of a single row is as large as the head.
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return (tie(hidden, out.logits) if distributed else hidden)[0], logits
 
 
 def _check_ids(model: Any, tree: Any) -> None:
@@ -248,7 +250,7 @@ def hidden_alone(model: Any, input_ids: Tensor) -> Tensor:
     capture = Capture.of(unwrap(model))
     with capture:
         model(input_ids=input_ids[None], use_cache=False, logits_to_keep=1)
-    return capture.take()[0][0]
+        return capture.take()[0][0]
 
 
 def router_aux_loss(router_logits: tuple[Tensor, ...], tree: Any, *, num_experts: int, top_k: int) -> Tensor:
