@@ -21,11 +21,11 @@ STEPS = 2  # a static graph is learned in the first
 
 def step(wrapped, tree) -> None:
     log_probs = term_log_probs(wrapped, tree)
-    (log_probs * weights_of(len(log_probs))).sum().backward()
+    (log_probs * weights_of(len(log_probs)).to(log_probs)).sum().backward()
 
 
 def sharded(model):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -38,24 +38,29 @@ WRAPPERS = {
 }
 
 
-def tree_of(rank: int):
-    return treepack.pack(shared_samples(seed=rank), max_tokens=256)[0].to("cpu")
+def tree_of(rank: int, device: torch.device | str = "cpu"):
+    return treepack.pack(shared_samples(seed=rank), max_tokens=256)[0].to(device)
 
 
-def run(rank: int, world: int, folder: str) -> None:
+def run(rank: int, world: int, folder: str, kind: str = "cpu", dtype: torch.dtype = torch.float64) -> None:
+    """The gradients of this rank under every wrapper, saved as `<rank>.pt` in `folder`."""
     torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    backend, store = {"cpu": "gloo", "cuda": "nccl"}[kind], f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=90))
     try:
         found = {}
         for name, wrap in WRAPPERS.items():
-            model = tiny("qwen2")
+            model = tiny("qwen2", dtype).to(device)
             wrapped = wrap(model)
             for _ in range(STEPS):
                 model.zero_grad()
-                step(wrapped, tree_of(rank))
+                step(wrapped, tree_of(rank, device))
             gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
-            found[name] = {key: g.full_tensor() if isinstance(g, DTensor) else g for key, g in gradients.items()}
+            full = {key: g.full_tensor() if isinstance(g, DTensor) else g for key, g in gradients.items()}
+            found[name] = {key: g.cpu() for key, g in full.items()}
         torch.save(found, Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
