@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tiny_models import VOCABULARY, largest_difference, shared_samples
+from tiny_models import VOCABULARY, add_sets, largest_difference, shared_samples
 
 import treepack
 from treepack import lm_head_dense, lm_head_sets
+from treepack.lm_head_terms import HeadTerms
 from treepack.logprobs import TermLogProbs, head_log_probs, label_log_probs
 
 H = 12
@@ -39,7 +40,7 @@ def naive(hidden, weight, bias, tree, temperature=1.0, scale=1.0, softcap=None):
     full = logits.log_softmax(-1)
     inside = logits.masked_fill(~kept, -torch.inf).log_softmax(-1)
     p = inside.exp()
-    entropy = -(p * inside.masked_fill(~kept, 0)).sum(-1)
+    entropy = -(p * inside.masked_fill(p == 0, 0)).sum(-1)
     return TermLogProbs(inside[row, target], entropy[row], full[row, target])
 
 
@@ -88,7 +89,8 @@ def test_values_and_gradients(options, sets, chunks, monkeypatch):
 
 
 @pytest.mark.parametrize("sets", [False, True])
-def test_gradcheck(sets):
+@pytest.mark.parametrize("removed", [False, True])
+def test_gradcheck(sets, removed):
     samples = [{"input_ids": [1, 2, 3, 4], "completion_mask": [0, 0, 1, 1]}, {"input_ids": [1, 2, 0]}]
     if sets:
         samples[0] |= {"sampling_mask_counts": [0, 0, 2, 3], "sampling_mask": [5, 3, 4, 0, 1]}
@@ -96,14 +98,74 @@ def test_gradcheck(sets):
     tree = treepack.pack([{"completion_mask": [0, 1, 1]} | x for x in samples], max_tokens=8)[0].to("cpu")
     torch.manual_seed(0)
     leaves = [torch.randn(*shape).double().requires_grad_() for shape in ((tree.num_tokens, 3), (6, 3), (6,))]
+    softcap = None if removed else 3.0
 
     def run(hidden, weight, bias):
+        bias = bias.masked_fill(torch.arange(6) == 5, -torch.inf) if removed else bias
         values = head_log_probs(
-            hidden, weight, tree, bias=bias, temperature=0.8, softcap=3.0, scale=0.7, entropy=True, full_log_probs=True
-        )
+            hidden, weight, tree, bias=bias, temperature=0.8, softcap=softcap, scale=0.7, entropy=True,
+            full_log_probs=True)  # fmt: skip
         return values[:3]
 
     assert torch.autograd.gradcheck(run, leaves)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("sets", [False, True])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_a_bias_of_minus_infinity_takes_ids_out(options, sets, chunks, monkeypatch):
+    """As samplers mask ids, here whole blocks of the vocabulary too: nothing is NaN, and gradients are those of a
+    softmax over the rest (under a softcap the cap is what is left of -inf)."""
+    rng = np.random.default_rng(1)
+    samples = [s | {"input_ids": 16 + s["input_ids"] % 40} for s in shared_samples()]
+    if sets:
+        for sample in samples:
+            add_sets(sample, rng, VOCABULARY)  # with ids that are taken out
+    hidden, weight, bias, tree = make(bias=True, samples=samples)
+    removed = torch.ones(VOCABULARY, dtype=torch.bool)
+    removed[tree.term_target.long()] = False
+    assert removed[:16].all()
+    if chunks:
+        monkeypatch.setattr(lm_head_dense, "CHUNK_LOGITS", 75)
+        monkeypatch.setattr(lm_head_dense, "CHUNK_ROWS", 5)
+    results = []
+    for run in (head_log_probs, naive):
+        out = bias.masked_fill(removed, -torch.inf)
+        wanted = {"entropy": True, "full_log_probs": True} if run is head_log_probs else {}
+        values = run(hidden, weight, tree=tree, bias=out, **wanted, **options)[:3]
+        results.append([*values, *torch.autograd.grad(loss(values), [hidden, weight, bias])])
+    assert all(x.isfinite().all() for x in results[1])
+    assert largest_difference(*results) < 1e-12
+
+
+def test_a_target_that_is_taken_out():
+    """The log-prob of what cannot be drawn is -inf; the other terms have theirs."""
+    hidden, weight, bias, tree = make(bias=True)
+    out = bias.detach().clone()
+    out[tree.term_target[0].long()] = -torch.inf
+    got = head_log_probs(hidden, weight, tree, bias=out, entropy=True)
+    expected = naive(hidden, weight, out, tree)
+    gone = tree.term_target == tree.term_target[0]
+    assert torch.equal(got.log_probs == -torch.inf, gone)
+    assert (got.log_probs - expected.log_probs)[~gone].abs().max() < 1e-12
+    assert (got.entropy - expected.entropy).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e3])
+def test_ids_that_are_taken_out_in_lower_precision(dtype, temperature):
+    """What stands for -inf stays far below every logit and far from overflow."""
+    samples = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}]
+    hidden, weight, bias, tree = make(bias=True, dtype=dtype, samples=samples)
+    out = bias.detach().clone()
+    out[5:] = -torch.inf
+    values = head_log_probs(hidden, weight, tree, bias=out, entropy=True, temperature=temperature)
+    expected = naive(hidden, weight, out.double(), tree, temperature=temperature)
+    ours = [*values[:2], *torch.autograd.grad(loss(values[:2]), [hidden, weight])]
+    theirs = [*expected[:2], *torch.autograd.grad(loss(expected[:2]), [hidden, weight])]
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() <= close * max(1, b.abs().max())
 
 
 def test_one_id_sets_are_exactly_zero():
@@ -237,11 +299,50 @@ def test_refusals():
 def test_a_target_outside_its_set_is_an_error():
     hidden, weight, _, tree = make(sets=True)
 
-    class Changed:
-        term_target = (tree.term_target + 1) % VOCABULARY
-
-        def __getattr__(self, name):
-            return getattr(tree, name)
-
     with pytest.raises(ValueError, match="not in the kept set of its row"):
-        head_log_probs(hidden, weight, Changed())
+        head_log_probs(hidden, weight, Other(tree, term_target=(tree.term_target + 1) % VOCABULARY))
+
+
+class Other:
+    """A tree with other arrays."""
+
+    def __init__(self, tree, **arrays):
+        self._tree = tree
+        vars(self).update(arrays)
+
+    def __getattr__(self, name):
+        return getattr(self._tree, name)
+
+
+def test_ids_that_the_head_does_not_have():
+    hidden, weight, _, tree = make()
+    big = int(tree.term_target.argmax())
+    largest = int(tree.term_target[big])
+    assert head_log_probs(hidden, weight[: largest + 1], tree).isfinite().all()
+    what = rf"term {big} has the target {largest}, but the LM head has {largest} rows, for ids from 0 to {largest - 1}"
+    with pytest.raises(ValueError, match=what):
+        head_log_probs(hidden, weight[:largest], tree)
+    target = tree.term_target.clone()
+    target[7] = -3
+    with pytest.raises(ValueError, match="term 7 has the target -3, but the LM head has 64 rows"):
+        head_log_probs(hidden, weight, Other(tree, term_target=target))
+
+    masks = {"completion_mask": [0, 0, 1], "sampling_mask_counts": [0, 0, 2]}
+    samples = [
+        masks | {"input_ids": [1, 2, 3], "sampling_mask": [3, 7]},
+        masks | {"input_ids": [1, 4, 5], "sampling_mask": [8, 5]},
+    ]
+    hidden, weight, _, tree = make(samples=samples)
+    assert head_log_probs(hidden, weight[:9], tree).isfinite().all()
+    with pytest.raises(ValueError, match="term 1 has the id 8 in its kept set, but the LM head has 8 rows"):
+        head_log_probs(hidden, weight[:8], tree)
+
+
+def test_a_device_that_is_not_waited_for_gives_nan():
+    """Where the targets are not looked at (CUDA), one without a row of the weight has no log-prob, not a wrong one."""
+    empty, target = torch.zeros(0, dtype=torch.int32), torch.tensor([3, 5, -1, 0])
+    terms = HeadTerms(torch.arange(4), torch.arange(4), target, empty, torch.zeros(4, dtype=torch.int32))
+    for bias in (None, torch.zeros(5)):
+        dense = lm_head_dense.DenseRows(torch.randn(4, 3), torch.randn(5, 3), bias, terms)
+        dense.slot, dense.target = terms.term_row, target
+        assert dense.forward()[2].isnan().tolist() == [False, True, True, False]

@@ -1,5 +1,7 @@
 """The way to a device: one copy of one buffer, names and dtypes kept, tile lists taken along."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,40 @@ def test_attention_keeps_its_metadata_with_the_tree(tree):
     assert moved.derived["attention"] is kept
     assert pickle.loads(pickle.dumps(moved)).derived == {}
     assert moved.to("cpu").derived == {}
+
+
+def _copied(tree):
+    moved = tree.to("cpu")
+    with torch.inference_mode():
+        return copy.deepcopy(moved)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda tree: tree.to("cpu"), id="first read under it"),
+        pytest.param(torch.inference_mode()(lambda tree: tree.to("cpu")), id="moved under it"),
+        pytest.param(torch.inference_mode()(lambda tree: tree.to("cpu").to("cpu")), id="moved twice under it"),
+        pytest.param(_copied, id="copied under it"),
+    ],
+)
+def test_inference_mode_leaves_nothing_behind(move):
+    """Log-probs of an old policy or a reference are taken under inference_mode; the same tree is then trained on."""
+    samples = [
+        {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1], "old_log_probs": [0.0, -1.0, -2.0]},
+        {"input_ids": [1, 2, 4], "completion_mask": [0, 1, 1], "old_log_probs": [0.0, -1.0, -3.0]},
+    ]
+    moved = move(treepack.pack(samples, max_tokens=8, branching="label")[0])
+    with torch.inference_mode():
+        read = [getattr(moved, name) for name, x in vars(treepack.PackedTree).items() if isinstance(x, property)]
+        read += [*moved.path_index(), *moved.varlen_index()[:3], moved.attention_mask(), moved.sampling_mask_table()]
+        read += [x for lists in moved.tiles.values() for x in lists]
+        read += [columns[name] for columns in (moved.terms, moved.samples, moved.positions) for name in columns]
+    tensors = [x for x in (moved.buffer, *read, *moved._views.values()) if isinstance(x, torch.Tensor)]
+    assert len(tensors) > 30
+    assert not [x for x in tensors if x.is_inference()]
+    assert moved.terms["old_log_probs"].tolist() == [-1.0, -2.0, -1.0, -3.0]
+
+    scale = torch.ones(moved.num_terms, dtype=torch.float64, requires_grad=True)
+    (scale * moved.terms["old_log_probs"]).sum().backward()  # saves the column for its backward pass
+    assert scale.grad.tolist() == [-1.0, -2.0, -1.0, -3.0]

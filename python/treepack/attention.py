@@ -287,8 +287,10 @@ def _metadata(tree: Any, subtree_end: Tensor | None, position_ids: Tensor | None
     if isinstance(tree, TreeTiles):
         return tree
     # Kept with a PackedTree, so that all layers that are given the tree share it. Not while a compiler traces the call:
-    # what it would leave there are tensors of its own.
-    keep = getattr(tree, "derived", None) if position_ids is None and not torch.compiler.is_compiling() else None
+    # what it would leave there are tensors of its own; nor in inference mode, whose tensors cannot be trained on.
+    tracing = torch.compiler.is_compiling()
+    shared = position_ids is None and not tracing and not torch.is_inference_mode_enabled()
+    keep = getattr(tree, "derived", None) if shared else None
     if keep is not None and "attention" in keep:
         kept: TreeTiles = keep["attention"]
         return kept

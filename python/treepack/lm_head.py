@@ -35,13 +35,35 @@ def head_terms(
     """(log-probs, entropy or None, full-vocabulary log-probs or None) of all terms, each (M,) float32 or float64.
 
     Args:
-        hidden: (N, h), after the final norm. weight: (V, h). bias: (V,) or None. One dtype, one device.
+        hidden: (N, h), after the final norm. weight: (V, h). bias: (V,) or None; -inf takes an id out. One dtype, one
+            device.
         terms: the rows and terms, and which of the results are wanted.
+
+    Raises:
+        ValueError: on the CPU, a target or a kept id that the weight has no row for. A GPU is not waited for: there the
+            log-prob of such a target is NaN, and such a kept id ends in CUDA's own assert.
     """
+    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_ids(terms, weight.shape[0])
     # Under autocast a product of float32 tensors would round its result to half precision.
     with torch.autocast(hidden.device.type, enabled=False):
         out: tuple[Tensor, Tensor | None, Tensor | None] = _Head.apply(hidden, weight, bias, terms)
     return out
+
+
+def _check_ids(terms: HeadTerms, vocabulary: int) -> None:
+    allowed = (
+        f"but the LM head has {vocabulary} rows, for ids from 0 to {vocabulary - 1}; a head of another model, or "
+        "samples of another tokenizer? pack(vocab_size=...) looks at every id"
+    )
+    target, kept = terms.term_target, terms.sampling_mask
+    for m in ((target < 0) | (target >= vocabulary)).nonzero()[:1, 0].tolist():
+        raise ValueError(f"term {m} has the target {int(target[m])}, {allowed}")
+    for t in ((kept < 0) | (kept >= vocabulary)).nonzero()[:1, 0].tolist():
+        row = int(torch.searchsorted(terms.sampling_mask_counts.cumsum(0), t, right=True))
+        of = (terms.term_row == row).nonzero()[:1, 0].tolist()
+        where = f"term {of[0]}" if of else f"row {row}"
+        raise ValueError(f"{where} has the id {int(kept[t])} in its kept set, {allowed}")
 
 
 class _Head(torch.autograd.Function):

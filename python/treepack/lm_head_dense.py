@@ -21,6 +21,13 @@ CHUNK_ROWS = 2**15
 FUSED = True
 
 
+def _lowest(terms: HeadTerms, dtype: torch.dtype) -> float:
+    """What stands for a bias of -inf, which takes an id out: infinities would meet zeros in the sums. After scale and
+    temperature this is about -1e30, whose exp is 0 and whose product with 0 is."""
+    lowest = 1e30 * float(terms.temperature) / (abs(float(terms.scale)) or 1.0)
+    return -min(max(lowest, 1e10), torch.finfo(dtype).max / 4)
+
+
 class DenseRows:
     """Rows normalised over the vocabulary, block by block."""
 
@@ -28,8 +35,12 @@ class DenseRows:
     target: Tensor  # (M',)
 
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, terms: HeadTerms):
-        self.rows, self.weight, self.bias, self.terms = rows, weight, bias, terms
+        self.rows, self.weight, self.terms = rows, weight, terms
         self.dtype = accumulator(rows.dtype)
+        self.bias = self.removed = None
+        if bias is not None:
+            self.removed = bias == -torch.inf
+            self.bias = bias.to(self.dtype).masked_fill(self.removed, _lowest(terms, self.dtype))
         self.fused = FUSED and rows.is_cuda and self.dtype == torch.float32
         # In torch, entropy and softcap keep a second copy of the logits.
         twice = not self.fused and (terms.entropy or terms.softcap)
@@ -61,11 +72,11 @@ class DenseRows:
         return torch.where(inside, index, 0), inside
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(lse of each row, entropy of each row or empty, z of each term's target)."""
+        """(lse of each row, entropy of each row or empty, z of each term's target: NaN if there is no such id)."""
         n = self.rows.shape[0]
         lse = torch.zeros(n, dtype=self.dtype, device=self.rows.device)
         entropy = torch.zeros_like(lse if self.terms.entropy else lse[:0])
-        target = torch.zeros(self.slot.shape[0], dtype=self.dtype, device=self.rows.device)
+        target = torch.full(self.slot.shape, torch.nan, dtype=self.dtype, device=self.rows.device)
         row_spans, id_spans = self.spans()
         for r in (slice(*span) for span in row_spans):
             top = torch.full_like(lse[r], -torch.inf)
@@ -79,6 +90,8 @@ class DenseRows:
             lse[r] = top + total.log()
             if self.terms.entropy:
                 entropy[r] = lse[r] - weighted / total
+        if self.removed is not None:
+            target.masked_fill_(self.removed[self.target.clamp(0, self.weight.shape[0] - 1)], -torch.inf)
         return lse, entropy, self.terms.shaped(target)
 
     def add_sums(self, logits: Tensor, top: Tensor, total: Tensor, weighted: Tensor) -> None:

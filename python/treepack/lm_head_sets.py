@@ -35,12 +35,12 @@ class SetRows:
             logits += self.bias[self.ids]
         z = self.terms.shaped(logits)
         top = torch.full_like(self.counts, -torch.inf, dtype=self.dtype).scatter_reduce(0, self.row, z, "amax")
-        top = torch.where(self.counts > 0, top, 0)
+        top = torch.where(top > -torch.inf, top, 0)  # rows without a set, or with nothing but -inf
         e = torch.exp(z - top[self.row])
         total = add(torch.zeros_like(top), self.row, e)
         total = torch.where(self.counts > 0, total, 1)
         lse = top + total.log()
-        entropy = lse - add(torch.zeros_like(top), self.row, e * z) / total
+        entropy = lse - add(torch.zeros_like(top), self.row, torch.where(e > 0, e * z, 0)) / total
         return z, lse, torch.where(self.counts > 1, entropy, 0)
 
     def find(self, term_row: Tensor, target: Tensor, in_set: Tensor) -> Tensor:
@@ -62,10 +62,12 @@ class SetRows:
         """Adds to the gradients of the rows, the weight and the bias."""
         g = g.to(self.dtype)
         over = add(torch.zeros_like(lse), term_row, -g)[self.row]
+        p = torch.exp(z - lse[self.row])
         if g_entropy is not None:
             g_rows = add(torch.zeros_like(lse), term_row, g_entropy.to(self.dtype))
-            over = over - g_rows[self.row] * (z - (lse - entropy)[self.row])
-        dz = add(torch.exp(z - lse[self.row]).mul_(over), pair, g)
+            # z is -inf where a bias takes an id out: p (z - lse + H) is 0 there.
+            over = over - g_rows[self.row] * torch.where(p > 0, z - (lse - entropy)[self.row], 0)
+        dz = add(p.mul_(over), pair, g)
         # A set of one id gives no choice: exactly 0, whatever the order of the sums.
         dz = torch.where(self.counts[self.row] == 1, 0, dz)
         dz = self.terms.unshaped(dz, z)

@@ -70,7 +70,8 @@ def term_log_probs(
 
     Raises:
         ValueError: a model that would not compute on a tree what it computes on each sample (see `check_model`), a
-            temperature that is not positive, a target outside its kept set.
+            temperature that is not positive; on the CPU, a target or kept id that the head has no row for (on a GPU
+            such a target's log-prob is NaN).
         TypeError: a tree that is still on the host.
 
     Example:
@@ -126,14 +127,16 @@ def head_log_probs(
             are converted to its dtype, as the head's own forward would do.
         tree: on the same device: anything with `row_position`, `term_row`, `term_target`, `sampling_mask`,
             `sampling_mask_counts`.
-        bias: (V,). scale: factor on the logits, then softcap: `softcap * tanh(logits / softcap)`, then temperature.
+        bias: (V,); -inf takes an id out.
+        scale: factor on the logits, then softcap: `softcap * tanh(logits / softcap)`, then temperature.
         entropy, full_log_probs: as in `term_log_probs`.
 
     Returns:
         (M,) or `TermLogProbs`.
 
     Raises:
-        ValueError: shapes or devices that do not fit, a temperature or softcap that is not positive.
+        ValueError: shapes or devices that do not fit, a temperature or softcap that is not positive; on the CPU, a
+            target or kept id that the weight has no row for (on a GPU such a target's log-prob is NaN).
         TypeError: a tree that is still on the host.
     """
     _check_temperature(temperature)

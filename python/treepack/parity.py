@@ -44,10 +44,11 @@ class Parity:
     trees: int
     log_probs: float
     """Largest difference of a log-prob, in nats."""
-    gradients: float
-    """Largest difference of a gradient, as a share of the largest gradient of the model."""
+    gradients: float | None
+    """Largest difference of a gradient, as a share of the largest gradient of the model. None: no parameter that the
+    log-probs depend on requires one, so the log-probs alone were compared."""
     worst: str
-    """The parameter with that difference."""
+    """The parameter with that difference, by its name in the model inside all wrappers; empty without gradients."""
 
 
 def check_parity(
@@ -66,7 +67,8 @@ def check_parity(
 
     Args:
         model: a Hugging Face causal language model with `attn_implementation="treepack"`, wrapped or not, on its
-            device. Its gradients are left as they were; dropout must be off.
+            device. Its gradients and attention implementations are left as they were; dropout must be off. Gradients
+            are compared under `torch.no_grad()` too; where all parameters are frozen, only the log-probs are.
         samples: what `treepack.pack` takes. The loss compared is a weighted mean of the log-probs of all terms, with
             fixed weights of both signs.
         max_tokens: budget of a tree; None: all samples in one.
@@ -84,7 +86,8 @@ def check_parity(
 
     Raises:
         PackError: something differs by more; the message says what, by how much, and what is allowed.
-        ValueError: a model that is refused, as in `term_log_probs`; samples without a loss term.
+        ValueError: a model that is refused, as in `term_log_probs`; samples without a loss term; a
+            `gradient_tolerance` for a model without gradients.
 
     Example:
         >>> parity = treepack.testing.check_parity(model, samples)
@@ -99,19 +102,25 @@ def check_parity(
     dtype = next(model.parameters()).dtype
     ours = _run_packed(model, packed, len(listed), packed.stats.terms, options)
     theirs = _run_alone(model, listed, packed.stats.terms, alone, branching, options)
+    some = bool(ours[1] or theirs[1])
+    if gradient_tolerance is not None and not some:
+        raise ValueError(
+            f"gradient_tolerance is {gradient_tolerance:g}, but the log-probs depend on no parameter that requires a "
+            "gradient; leave gradient_tolerance out, or call model.requires_grad_(True) first"
+        )
     difference, worst, scale = _compare(ours[1], theirs[1])
     log_probs = _largest([a - b for a, b in zip(ours[0], theirs[0], strict=True)])
     stats = packed.stats
     found = Parity(
         stats.samples, stats.terms, stats.raw_tokens, stats.packed_tokens, stats.trees, log_probs,
-        difference / scale, worst)  # fmt: skip
+        difference / scale if some else None, worst)  # fmt: skip
     if dtype in _TOLERANCES or log_prob_tolerance is not None or gradient_tolerance is not None:
         defaults = _TOLERANCES.get(dtype, (float("inf"), float("inf")))
         allowed = defaults[0] if log_prob_tolerance is None else log_prob_tolerance
         if not log_probs <= allowed:
             raise PackError(f"log-probs: {_first(ours[0], theirs[0], allowed)}; {allowed:g} is allowed")
         allowed = defaults[1] if gradient_tolerance is None else gradient_tolerance
-        if not found.gradients <= allowed:
+        if found.gradients is not None and not found.gradients <= allowed:
             raise PackError(
                 f"gradient of {worst}: packed and alone differ by {difference:.3g}, {found.gradients:.3g} of the "
                 f"largest gradient of the model; {allowed:g} is allowed"
@@ -119,8 +128,13 @@ def check_parity(
         return found
     from .integrations.models import unwrap
 
-    exact = _run_alone(copy.deepcopy(unwrap(model)).float(), listed, stats.terms, alone, branching, options)
-    _check_half(ours, theirs, exact)
+    inner = copy.deepcopy(unwrap(model)).float()
+    exact = _run_alone(inner, listed, stats.terms, alone, branching, options)
+    known = dict(inner.named_parameters())  # a wrapper's own parameters have no float32 side
+    runs = [
+        (values, {n: g.float() for n, g in gradients.items() if n in known}) for values, gradients in (ours, theirs)
+    ]
+    _check_half(runs[0], runs[1], exact)
     return found
 
 
@@ -134,7 +148,7 @@ def _run_packed(model: Any, packed: Any, count: int, terms: int, options: dict[s
             log_probs = term_log_probs(model, tree, **options)
             indexes = tree.sample_index.tolist()
             weights = torch.cat([_weights(cuts[i], cuts[i + 1]) for i in indexes]).to(log_probs)
-            ((log_probs * weights).sum() / terms).backward()
+            _backward((log_probs * weights).sum() / terms)
             for i, value in zip(indexes, tree.unpack_terms(log_probs.detach()), strict=True):
                 values[i] = value.double()
     return values, gradients
@@ -144,7 +158,7 @@ def _run_alone(
     model: Any, samples: list[Any], terms: int, attention: str | None, branching: Any, options: dict[str, Any]
 ) -> Run:
     from .integrations.models import check_model, logit_options, output_head
-    from .integrations.transformers import ATTENTION, hidden_alone
+    from .integrations.transformers import hidden_alone
 
     device = next(model.parameters()).device
     inner = check_model(model)
@@ -152,42 +166,74 @@ def _run_alone(
     weight, bias = output_head(inner)
     scale, softcap = logit_options(inner)
     shape = {"bias": bias, "scale": scale, "softcap": softcap, "temperature": options["temperature"]}
-    try:
-        # Until the last backward pass, since checkpointed layers run again in it.
-        inner.set_attn_implementation(attention or ATTENTION)
-        with _collected(model) as gradients:
-            for sample in samples:
-                tree = pack([sample], max_tokens=len(sample["input_ids"]), branching=branching)[0].to(device)
-                if attention is None:
-                    log_probs = term_log_probs(model, tree, **options)
-                else:
-                    log_probs = head_log_probs(hidden_alone(model, tree.input_ids), weight, tree, **shape)
-                weights = _weights(at, at := at + log_probs.shape[0]).to(log_probs)
-                ((log_probs * weights).sum() / terms).backward()
-                values.append(log_probs.detach().double())
-    finally:
-        inner.set_attn_implementation(ATTENTION)
+    # Until the last backward pass, since checkpointed layers run again in it.
+    with _attention(inner, attention), _collected(model) as gradients:
+        for sample in samples:
+            tree = pack([sample], max_tokens=len(sample["input_ids"]), branching=branching)[0].to(device)
+            if attention is None:
+                log_probs = term_log_probs(model, tree, **options)
+            else:
+                log_probs = head_log_probs(hidden_alone(model, tree.input_ids), weight, tree, **shape)
+            weights = _weights(at, at := at + log_probs.shape[0]).to(log_probs)
+            _backward((log_probs * weights).sum() / terms)
+            values.append(log_probs.detach().double())
     return values, gradients
+
+
+@contextmanager
+def _attention(model: Any, name: str | None) -> Iterator[None]:
+    """A block with a model on another attention implementation (None: as it is). Afterwards every config within it, as
+    those of a vision tower, has its own again: transformers sets all of them."""
+    if name is None:
+        yield
+        return
+    tops = [m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")]
+    before = {id(c): (c, c._attn_implementation) for top in tops for c in _configs(top)}
+    try:
+        model.set_attn_implementation(name)
+        yield
+    finally:
+        for config, own in before.values():
+            config._attn_implementation_internal = own  # without its sub-configs
+            vars(config).pop("_attn_was_changed", None)  # left where transformers refused one half-way
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """A config of transformers and those within it."""
+    yield config
+    for key in config.sub_configs:
+        if getattr(config, key, None) is not None:
+            yield from _configs(getattr(config, key))
 
 
 @contextmanager
 def _collected(model: Any) -> Iterator[dict[str, Tensor]]:
     """Gradients of a block of backward passes as a dict, filled at the end; the model's own come back untouched.
 
-    Not `torch.autograd.grad`: reentrant checkpointing refuses it.
+    By their names in the model inside all wrappers; parameters of a wrapper's own say so. Not `torch.autograd.grad`:
+    reentrant checkpointing refuses it.
     """
-    before = {name: parameter.grad for name, parameter in model.named_parameters()}
+    from .integrations.models import unwrap
+
+    names = {parameter: f"{name} (of the wrapper)" for name, parameter in model.named_parameters()}
+    names |= {parameter: name for name, parameter in unwrap(model).named_parameters()}
+    before = {parameter: parameter.grad for parameter in names}
     gradients: dict[str, Tensor] = {}
     try:
-        for parameter in model.parameters():
+        for parameter in names:
             parameter.grad = None
-        yield gradients
-        gradients.update(
-            {n.rpartition("module.")[2]: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        )
+        with torch.inference_mode(False), torch.enable_grad():
+            yield gradients
+        gradients.update({name: p.grad for p, name in names.items() if p.grad is not None})
     finally:
-        for name, parameter in model.named_parameters():
-            parameter.grad = before[name]
+        for parameter in names:
+            parameter.grad = before[parameter]
+
+
+def _backward(loss: Tensor) -> None:
+    """Nothing where all parameters are frozen."""
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _cuts(packed: Any, count: int) -> list[int]:
@@ -241,8 +287,7 @@ def _check_half(ours: Run, theirs: Run, exact: Run) -> None:
     for run in (ours, theirs):
         off = [a - b for a, b in zip(run[0], exact[0], strict=True)]
         flat = torch.cat(off).abs()
-        gradient = {name: g.float() for name, g in run[1].items()}
-        errors.append((_largest(off), float(flat.mean()), _compare(gradient, exact[1])[0]))
+        errors.append((_largest(off), float(flat.mean()), _compare(run[1], exact[1])[0]))
     names = ("log-probs, largest", "log-probs, mean", "gradients, largest")
     for name, a, b, factor in zip(names, *errors, _HALF, strict=True):
         if not a <= factor * b + 1e-7:

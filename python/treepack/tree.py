@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -166,8 +167,9 @@ class PackedTree:
         from .kernels.scatter import kept_set_table
 
         torch = _torch()
-        ids, counts = torch.as_tensor(self.sampling_mask), torch.as_tensor(self.sampling_mask_counts)
-        return kept_set_table(ids, counts, width, dtype=dtype or torch.int64)
+        with _to_stay():
+            ids, counts = torch.as_tensor(self.sampling_mask), torch.as_tensor(self.sampling_mask_counts)
+            return kept_set_table(ids, counts, width, dtype=dtype or torch.int64)
 
     # --- columns ---
 
@@ -274,7 +276,9 @@ class PackedTree:
         torch = _torch()
         device = torch.device(device)
         if not isinstance(self.buffer, np.ndarray):
-            moved = PackedTree(self.buffer.to(device), self._fields, self._formats, self._disagreements)
+            with _to_stay():
+                buffer = self.buffer.to(device)
+            moved = PackedTree(buffer, self._fields, self._formats, self._disagreements)
             moved._origin = self._origin
             return moved
         fields = dict(self._fields)
@@ -286,7 +290,8 @@ class PackedTree:
                 parts.append(array.reshape(-1).view(np.uint8))
                 size += array.nbytes + -array.nbytes % ALIGN
         pinned = device.type == "cuda" if pin_memory is None else pin_memory
-        staged = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        with _to_stay():
+            staged = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         target = staged.numpy()
         at = 0
         for part in parts:
@@ -294,7 +299,9 @@ class PackedTree:
             stop = at + len(part)
             at = stop + -stop % ALIGN
             target[stop:at] = 0
-        moved = PackedTree(staged.to(device, non_blocking=non_blocking), fields, self._formats, self._disagreements)
+        with _to_stay():
+            buffer = staged.to(device, non_blocking=non_blocking)
+        moved = PackedTree(buffer, fields, self._formats, self._disagreements)
         moved._origin = self
         return moved
 
@@ -308,8 +315,9 @@ class PackedTree:
             if isinstance(self.buffer, np.ndarray):
                 view = np.ndarray((rows, *tail), dtype, self.buffer, offset)
             else:
-                part = self.buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
-                view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
+                with _to_stay():
+                    part = self.buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
+                    view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
             self._views[name] = view
         return view
 
@@ -328,7 +336,8 @@ class PackedTree:
         """A host array, or the same as a tensor where this tree's arrays are tensors."""
         if isinstance(self.buffer, np.ndarray):
             return array
-        return _torch().from_numpy(array).to(self.buffer.device)
+        with _to_stay():
+            return _torch().from_numpy(array).to(self.buffer.device)
 
     def _host(self) -> PackedTree:
         """This tree with NumPy arrays, without a copy from the device where it came from the host."""
@@ -352,6 +361,12 @@ class PackedTree:
             "_formats": dict(self._formats),
         }
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if not isinstance(self.buffer, np.ndarray) and self.buffer.is_inference():  # unpickled or copied under it
+            with _to_stay():
+                self.buffer = self.buffer.clone()
+
     def __repr__(self) -> str:
         return f"PackedTree({self.num_tokens} tokens, {self.num_samples} samples, {self.num_terms} terms)"
 
@@ -363,6 +378,14 @@ def _torch() -> Any:
         require("torch", "a tree on a device, or with torch values,", "torch")
         raise
     return torch
+
+
+def _to_stay() -> AbstractContextManager[Any]:
+    """A block that makes tensors which outlive the call. What is made or viewed under `torch.inference_mode()`, where
+    log-probs of an old policy or a reference are taken, could not be trained on afterwards."""
+    torch = _torch()
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if inference else nullcontext()
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> Any:

@@ -6,18 +6,23 @@ their attributes.
 
 from __future__ import annotations
 
-import re
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
+from .randomness import check_randomness
+from .refusals import check_attention_config, check_aux_loss, check_layer, check_layer_types, check_positions
+from .row_checks import ROW_CHECKED, check_tree
+
 __all__ = [
     "ATTENTION",
+    "ROW_CHECKED",
     "attention_layers",
     "base",
     "check_attention_config",
     "check_model",
+    "check_tree",
     "logit_options",
     "output_head",
     "unwrap",
@@ -26,31 +31,25 @@ __all__ = [
 #: The name of the attention implementation.
 ATTENTION = "treepack"
 
-_LAYER_TYPES = ("full_attention", "sliding_attention", "attention")
-_OTHER_LAYERS = re.compile(
-    r"Mamba|SSM|Rwkv|RWKV|DeltaNet|DeltaRule|LinearAttention|LightningAttention|ShortConv|Recurrent|RgLru|Rglru|Retention|XLSTM|xLSTM"
-)
-_WHY = "it would carry state from one sample of the row into the next"
-
 
 def unwrap(model: Any) -> Any:
     """The Hugging Face model inside DDP, torch.compile and PEFT.
 
     Raises:
-        ValueError: PEFT with virtual tokens (prompt or prefix tuning), or no Hugging Face model.
+        ValueError: PEFT with virtual tokens (prompt or prefix tuning) or with adapters that start at a place in the
+            row (aLoRA), or no Hugging Face model.
     """
     while True:
+        hugging_face = hasattr(type(model), "base_model_prefix")
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
-        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-            for name, config in model.peft_config.items():
-                if getattr(config, "is_prompt_learning", False):
-                    raise ValueError(
-                        f"adapter {name!r} ({type(config).__name__}) adds virtual tokens to the row, which are no part "
-                        "of the packed tree"
-                    )
-            model = model.get_base_model()
-        elif isinstance(getattr(model, "module", None), nn.Module) and not hasattr(model, "base_model_prefix"):
+        elif hasattr(model, "peft_config") and not hugging_face:
+            check_adapters(model)
+            if hasattr(type(model), "get_base_model"):
+                model = model.get_base_model()
+            else:  # of several kinds of adapters at once, or a tuner without the wrapper
+                model = model.base_model if type(model).__name__ == "PeftMixedModel" else model.model
+        elif isinstance(getattr(model, "module", None), nn.Module) and not hugging_face:
             model = model.module
         else:
             break
@@ -62,11 +61,31 @@ def unwrap(model: Any) -> Any:
     return model
 
 
+def check_adapters(model: Any) -> None:
+    """Refuse adapters of PEFT that depend on the row as a whole."""
+    active = getattr(model, "active_adapters", ())
+    for name, config in model.peft_config.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise ValueError(
+                f"adapter {name!r} ({type(config).__name__}) adds virtual tokens to the row, which are no part "
+                "of the packed tree"
+            )
+        if name in active and getattr(config, "alora_invocation_tokens", None):
+            raise ValueError(
+                f"adapter {name!r} is an activated LoRA (alora_invocation_tokens = {config.alora_invocation_tokens}): "
+                "it starts where these tokens are last in the row, which is one place for all samples of a tree; run "
+                "its samples unpacked"
+            )
+
+
 def base(model: Any) -> Any:
-    """What makes the hidden states: the model below the head, or None."""
+    """What makes the hidden states: the module below the head that the model calls, or None."""
     below = model.base_model
     if below is model:  # the prefix names another class of the family
         below = getattr(model, "model", None)
+    decoder = getattr(below, "decoder", None)
+    if isinstance(decoder, nn.Module) and decoder is _decoder_of(model):  # OPT, BART: called past what is around it
+        below = decoder
     return below if isinstance(below, nn.Module) else None
 
 
@@ -92,88 +111,36 @@ def check_model(model: Any, *, weighted: bool = False) -> Any:
         raise ValueError(f"{name} computes attention in its own code, not through transformers' AttentionInterface")
     check_layer_types(name, config)
     check_aux_loss(name, config, weighted)
-    training = model.training
-    if training:
-        for setting in ("attention_dropout", "router_jitter_noise"):
-            if getattr(config, setting, 0):
-                raise ValueError(_random(name, setting, getattr(config, setting)))
-    for path, module in _decoder(model).named_modules():
-        kind: Any = type(module)
-        recurrent, dropout, attention = _kind(kind)
-        if recurrent:
-            raise ValueError(f"{name}: layer {path} is {kind.__name__}, recurrent or a convolution: {_WHY}")
-        if dropout and module.training and module.p > 0:
-            raise ValueError(_random(name, f"{path} (dropout)", module.p))
-        own = getattr(getattr(module, "config", None), "_attn_implementation", ATTENTION) if attention else ATTENTION
+    decoder = _decoder(model)
+    check_positions(name, decoder)
+    modules = dict(decoder.named_modules())
+    for path, module in modules.items():
+        check_layer(name, path, module, modules[path.rpartition(".")[0]], decoder)
+        if "Attention" not in type(module).__name__:
+            continue
+        own = getattr(getattr(module, "config", None), "_attn_implementation", ATTENTION)
         if own != ATTENTION:
             raise ValueError(
                 f"{name}: layer {path} uses attn_implementation={own!r}, which does not know the tree and would mix up "
                 "the samples"
             )
+    check_randomness(name, config, _with_embedding(model, modules))
     return model
 
 
-@cache
-def _kind(module: type) -> tuple[bool, bool, bool]:
-    """(recurrent or a convolution, dropout, attention) of a class of modules."""
-    recurrent = issubclass(module, nn.Conv1d | nn.RNNBase) or bool(_OTHER_LAYERS.search(module.__name__))
-    return recurrent, issubclass(module, nn.Dropout), "Attention" in module.__name__
+def _with_embedding(model: Any, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    yield from modules.items()
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Module):
+        yield "embedding", embedding
 
 
-def _random(name: str, what: str, amount: float) -> str:
-    return (
-        f"{name} trains with {what} = {amount}: a shared token would draw once where its samples draw apart, so packed "
-        "and alone differ; set it to 0, or model.eval()"
-    )
-
-
-def check_layer_types(name: str, config: Any) -> None:
-    """Refuse linear attention, convolution and hybrid layers by the name of the layer type."""
-    for attribute in ("layer_types", "layers_block_type"):
-        for at, kind in enumerate(getattr(config, attribute, None) or ()):
-            if kind not in _LAYER_TYPES:
-                raise ValueError(
-                    f"{name}: layer {at} is of type {kind!r}; packed trees run full_attention and sliding_attention "
-                    f"layers only ({_WHY}, or its mask is another one)"
-                )
-
-
-def check_aux_loss(name: str, config: Any, weighted: bool) -> None:
-    """Refuse a router loss that would count a shared token once."""
-    coefficient = getattr(config, "router_aux_loss_coef", 0) or 0
-    if getattr(config, "output_router_logits", False) and coefficient and not weighted:
-        raise ValueError(
-            f"{name} adds a router auxiliary loss (output_router_logits, router_aux_loss_coef = {coefficient}) in "
-            "which a shared token counts once; take it weighted by position_samples, with term_log_probs(..., "
-            "aux_loss=True), or set output_router_logits to False"
-        )
-
-
-def check_attention_config(module: Any, window: int | None, weighted: bool) -> None:
-    """The same from within a layer, for calls of `model(...)` that nothing else has checked; no tensor is read."""
-    config = getattr(module, "config", None)
-    if config is None:
-        return
-    name, layer = type(module).__name__, getattr(module, "layer_idx", None)
-    check_layer_types(name, config)
-    check_aux_loss(name, config, weighted)
-    if window is not None:
-        return
-    kinds = getattr(config, "layer_types", None)
-    if kinds and layer is not None:
-        expected = kinds[layer] == "sliding_attention"
-    else:
-        expected = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
-    if expected:
-        raise ValueError(
-            f"{name} (layer {layer}) has a sliding window in its config ({getattr(config, 'sliding_window', None)}) "
-            "but does not hand it to the attention implementation, so it would be lost; set sliding_window to None if "
-            "the samples are shorter"
-        )
+def _decoder_of(model: Any) -> Any:
+    return model.get_decoder() if hasattr(model, "get_decoder") else None
 
 
 def _decoder(model: Any) -> Any:
-    found = model.get_decoder() if hasattr(model, "get_decoder") else None
+    found = _decoder_of(model)
     return base(model) if found is None or found is model else found
 
 
@@ -191,8 +158,8 @@ def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ValueError(
-            f"the LM head is {type(head).__name__}; only a plain torch.nn.Linear can run on the rows alone (no adapter "
-            "or quantisation on it)"
+            f"the LM head is {type(head).__module__}.{type(head).__qualname__}; only a plain torch.nn.Linear can run "
+            "on the rows alone (no adapter or quantisation on it)"
         )
     if type(head.weight).__name__ == "DTensor":
         raise ValueError("the LM head's weight is sharded (DTensor); keep the head out of the sharding")

@@ -21,7 +21,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..attention import TRITON, TreeTiles, tree_attention
 from .capture import Capture, tie
-from .models import ATTENTION, attention_layers, check_attention_config, check_model, unwrap
+from .models import (
+    ATTENTION,
+    ROW_CHECKED,
+    attention_layers,
+    check_attention_config,
+    check_model,
+    check_tree,
+    unwrap,
+)
 
 __all__ = [
     "ATTENTION",
@@ -61,12 +69,11 @@ def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None) -> di
         TypeError: not one tree, or one on the host as NumPy arrays.
         ValueError: a model that `check_model` refuses.
     """
-    config = None if model is None else check_model(model).config.get_text_config()
-    return _inputs(tree, impl, config)
+    return _inputs(tree, impl, None if model is None else check_model(model))
 
 
-def _inputs(tree: Any, impl: str | None, config: Any) -> dict[str, Any]:
-    """`model_inputs` for a model that was checked, by its text config."""
+def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
+    """`model_inputs` for a model that was checked and is without its wrappers, or None."""
     end = getattr(tree, "subtree_end", None)
     if end is None:
         many = f" of {len(tree)}: loop over it" if isinstance(tree, Sequence) else ""
@@ -74,6 +81,11 @@ def _inputs(tree: Any, impl: str | None, config: Any) -> dict[str, Any]:
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
+    config = None
+    if model is not None:
+        config = model.config.get_text_config()
+        check_tree(model, tree)
+        tiles.derived[ROW_CHECKED] = True
     if end.is_cuda and impl in (None, *TRITON):
         from ..kernels.triton_op import on_hopper
 
@@ -151,7 +163,8 @@ def tree_attention_forward(
         if kwargs.get(given) is not None:
             raise ValueError(f"{name} got {given} ({meaning}), which tree attention does not compute")
     window = kwargs.get("sliding_window")
-    check_attention_config(module, window, weighted=kwargs.get("weighted_aux_loss", False))
+    weighted = kwargs.get("weighted_aux_loss", False)
+    check_attention_config(module, window, weighted, None if tiles is None else tiles.derived)
     if tiles is None:
         # Per layer and again in a recomputation; model_inputs() makes them once. Depths come from the tree itself:
         # `position_ids` may have several axes.
@@ -174,7 +187,8 @@ def _no_mask(*, attention_mask: Tensor | None = None, q_length: Any = None, kv_l
     if attention_mask is not None:
         raise ValueError(
             f"attention_mask {tuple(attention_mask.shape)} given: a packed tree has no padding mask, its mask is "
-            "subtree_end, and padding of its own sees nothing; do not pass attention_mask. To run padded batches or to "
+            "subtree_end, and padding of its own sees nothing; do not pass one (models that make it themselves, as "
+            "BioGPT and OPT, want the empty one of model_inputs). To run padded batches or to "
             'generate, model.set_attn_implementation("sdpa")'
         )
     if isinstance(q_length, int) and isinstance(kv_length, int) and q_length != kv_length:
@@ -201,7 +215,7 @@ def forward_tree(
         )
     capture = Capture.of(inner)
     config = inner.config.get_text_config()
-    inputs = _inputs(tree, impl, config)
+    inputs = _inputs(tree, impl, inner)
     _check_ids(inner, tree)
     if router_logits:
         inputs |= {"output_router_logits": True, "weighted_aux_loss": True}

@@ -1,0 +1,105 @@
+"""What depends on the tree that a Hugging Face model is to run, beside the model: rotary embeddings that follow the
+longest sample of the row, and places for images.
+
+Read on the host, from the arrays that the tree was packed into: no device is waited for, but for a tree that came to
+its device in another way, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ROW_CHECKED", "check_tree", "row_rope"]
+
+#: Key in `TreeTiles.derived` of a tree that `check_tree` has passed for the model that runs it.
+ROW_CHECKED = "row_checked"
+
+# Ids in the config of a model that stand in a sample for what another encoder makes.
+_PLACEHOLDERS = [
+    f"{what}{of}" for what in ("image", "video", "audio", "speech") for of in ("_token_id", "_token_index")
+] + ["image_pad_token_id", "audio_pad_token_id", "image_patch_id"]
+
+
+def check_tree(model: Any, tree: Any) -> None:
+    """Raises ValueError where a model that `check_model` passes would be wrong on this tree.
+
+    Args:
+        model: a Hugging Face model without its wrappers (what `check_model` returns).
+        tree: a `PackedTree`, on any device.
+    """
+    name = type(model).__name__
+    rope = row_rope(model.config.get_text_config())
+    if rope is not None:
+        check_rope(name, *rope, tree)
+    places = {}
+    for setting in _PLACEHOLDERS:
+        token = getattr(model.config, setting, None)
+        if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+            places[token] = setting
+    if places:
+        check_placeholders(name, places, tree)
+
+
+def row_rope(config: Any) -> tuple[str, int] | None:
+    """(kind, limit) of rotary embeddings whose frequencies follow the longest sample of the row, or None: "dynamic"
+    and "longrope". Linear, YaRN and Llama 3 scaling are the same at any length."""
+    for attribute in ("rope_parameters", "rope_scaling"):
+        found = getattr(config, attribute, None)
+        if not isinstance(found, Mapping):
+            continue
+        for one in (found, *found.values()):  # some configs have them by type of layer
+            kind = (one.get("rope_type") or one.get("type")) if isinstance(one, Mapping) else None
+            if not isinstance(kind, str):
+                continue
+            longest = getattr(config, "max_position_embeddings", None) or 0
+            if "dynamic" in kind:
+                return kind, longest
+            if kind in ("longrope", "su"):
+                original = one.get("original_max_position_embeddings")
+                return kind, original or getattr(config, "original_max_position_embeddings", None) or longest
+    return None
+
+
+def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
+    """Refuse a tree on which frequencies that follow its longest sample are not those of each sample."""
+    host = tree._host()
+    if not host.num_samples:
+        return
+    last = host.cu_segments[host.sample_last_segment + 1] - 1
+    length = host.position_ids[last] + 1
+    long, short = int(length.argmax()), int(length.argmin())
+    of = host.sample_index
+    if "dynamic" in kind and length[long] >= limit:
+        raise ValueError(
+            f"{name} has {kind} rotary embeddings, whose frequencies follow the longest sample of a row from "
+            f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so the others would "
+            f"be computed with its frequencies: keep samples below {limit} tokens, or run them unpacked"
+        )
+    if "dynamic" not in kind and length[short] <= limit < length[long]:
+        raise ValueError(
+            f"{name} has {kind} rotary embeddings, which change above original_max_position_embeddings = {limit} "
+            f"tokens for all samples of a row: sample {of[short]} has {length[short]} tokens and sample {of[long]} "
+            f"{length[long]}, so one of them would be wrong; pack samples of up to {limit} tokens and longer ones in "
+            "calls of their own"
+        )
+
+
+def check_placeholders(name: str, places: Mapping[int, str], tree: Any) -> None:
+    """Refuse a tree with a token that stands for (a part of) an image, a video or a sound."""
+    ids = tree._host().input_ids
+    hit = np.isin(ids, list(places)) & (tree._host().position_samples > 0)
+    if not hit.any():
+        return
+    at = int(hit.argmax())
+    paths = zip(tree._host().path_index(), tree._host().sample_index.tolist(), strict=True)
+    sample = next(i for path, i in paths if at in path)
+    token = int(ids[at])
+    raise ValueError(
+        f"sample {sample}: token id {token} (packed position {at}) is {places[token]} of {name}, which stands for "
+        "what an encoder makes of an image, a video or a sound; packed trees run text alone (the encoder's output, "
+        "positions with several axes and attention both ways within an image would be lost), so run such samples "
+        "unpacked"
+    )
