@@ -111,6 +111,8 @@ def test_a_lost_mask_is_refused():
     bare = [{"input_ids": sample["input_ids"]} for sample in samples]
     tree = DataCollatorForTreePacking(train_all=True)(bare)["tree"]
     assert len(tree.term_row) == 4
+    labelled = [{**sample, "labels": np.asarray(sample["input_ids"])} for sample in bare]
+    assert DataCollatorForTreePacking(train_all=True)(labelled)["tree"].num_terms == tree.num_terms
     with pytest.raises(PackError, match=r"sample 0 has a completion_mask, but .*train_all=True"):
         DataCollatorForTreePacking(train_all=True)(samples)
     ignored = DataCollatorForTreePacking(train_all=True, drop=["completion_mask", "labels"])(samples)["tree"]

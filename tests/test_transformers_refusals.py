@@ -139,6 +139,9 @@ def test_temperature():
     ):
         with pytest.raises(ValueError, match=message):
             term_log_probs(tiny("qwen2"), one_tree(), temperature=wrong)
+    for wrong in (None, "1"):
+        with pytest.raises(TypeError, match=f"temperature must be a number, not {wrong!r}"):
+            term_log_probs(tiny("qwen2"), one_tree(), temperature=wrong)
 
 
 def test_unpacked_rows():

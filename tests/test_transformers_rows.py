@@ -72,7 +72,7 @@ def test_frequencies_that_grow():
     model.config.rope_parameters = {"full_attention": model.config.rope_parameters, "sliding_attention": None}
     with pytest.raises(ValueError, match="has dynamic rotary"):  # by type of layer
         check_tree(model, one_tree())
-    model.config.rope_parameters, model.config.rope_scaling = None, {"type": "dynamic", "factor": 2.0}  # as it was
+    model.config.rope_parameters = {"type": "dynamic", "factor": 2.0}  # the older spelling
     with pytest.raises(ValueError, match="has dynamic rotary"):
         check_tree(model, one_tree())
 

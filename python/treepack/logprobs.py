@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,10 @@ def term_log_probs(
     if aux_loss:
         if not router_logits:
             raise ValueError(f"aux_loss=True, but {type(inner).__name__} returned no router logits")
-        top_k = inner.config.get_text_config().num_experts_per_tok
+        config = inner.config.get_text_config()
+        top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        if top_k is None:
+            raise ValueError(f"aux_loss=True, but the config of {type(inner).__name__} has no num_experts_per_tok")
         balance = router_aux_loss(router_logits, tree, num_experts=router_logits[0].shape[-1], top_k=top_k)
     if head is not None:
         values = TermLogProbs(label_log_probs(head(hidden[None], _labels(tree)[None]), tree))
@@ -224,8 +228,10 @@ def _head(
     return TermLogProbs(*head_terms(hidden.to(dtype), weight.to(dtype), bias, terms))
 
 
-def _check_temperature(temperature: float) -> None:
+def _check_temperature(temperature: Any) -> None:
     if getattr(temperature, "ndim", 0):
         raise ValueError(f"temperature must be one number for the whole tree, not {temperature!r}")
+    if not isinstance(temperature, Real) and not hasattr(temperature, "item"):
+        raise TypeError(f"temperature must be a number, not {temperature!r}")
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be a positive number, not {temperature}")

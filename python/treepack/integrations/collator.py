@@ -82,6 +82,9 @@ class DataCollatorForTreePacking:
         if not samples:
             raise PackError("the batch has no samples; at least one is needed")
         self._check_masks(samples)
+        if self.train_all:  # so that labels and the like are columns and no mask that was forgotten
+            for sample in samples:
+                sample["completion_mask"] = np.ones(np.size(sample.get("input_ids", ())), np.uint8)
         limit = self.max_tokens
         if limit is None:
             longest = sum(np.size(sample.get("input_ids", ())) for sample in samples)

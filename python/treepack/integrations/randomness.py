@@ -55,7 +55,7 @@ def _drawn(module: nn.Module, live: frozenset[str] | None) -> Iterator[tuple[str
     if _is_dropout(kind) and _positive(getattr(module, "p", 0)):
         yield "", float(module.p)  # type: ignore[arg-type]
     held = vars(module)
-    for attribute in filter(_names_randomness, held):
+    for attribute in _random_names(tuple(held)):
         value = held[attribute]
         if isinstance(value, dict):  # PEFT: by adapter
             for adapter, amount in value.items():
@@ -89,8 +89,9 @@ def _is_dropout(kind: type) -> bool:
 
 
 @cache
-def _names_randomness(attribute: str) -> bool:
-    return _RANDOM.search(attribute) is not None
+def _random_names(attributes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that speak of randomness; a model has a few sets of attributes for thousands of modules."""
+    return tuple(name for name in attributes if _RANDOM.search(name))
 
 
 def _refusal(name: str, what: str, amount: float) -> str:
