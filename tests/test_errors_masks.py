@@ -98,7 +98,9 @@ def test_files_have_it_read_as_the_mask(tmp_path, name):
 
 
 def test_batches_of_tools_have_to_name_it():
-    offline = pytest.importorskip("treepack.offline", reason="offline packing needs pyarrow")
+    pytest.importorskip("pyarrow", reason="offline packing needs pyarrow")
+    from treepack import offline
+
     batch = {"input_ids": [IDS], "loss_mask": [TRAINED]}
     with pytest.raises(treepack.PackError, match="'loss_mask' and no completion_mask"):
         offline.pack_batch(batch, max_tokens=8)
