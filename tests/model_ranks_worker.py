@@ -31,9 +31,16 @@ def sharded(model):
     return fully_shard(model, mesh=mesh)
 
 
+def head_alone(model):
+    """A frozen base: the hidden states want no gradient, the head does."""
+    model.model.requires_grad_(False)
+    return model
+
+
 WRAPPERS = {
     "ddp": DistributedDataParallel,
     "static graph": lambda model: DistributedDataParallel(model, static_graph=True),
+    "static graph, head alone": lambda model: DistributedDataParallel(head_alone(model), static_graph=True),
     "fsdp2": sharded,
 }
 
@@ -58,7 +65,7 @@ def run(rank: int, world: int, folder: str, kind: str = "cpu", dtype: torch.dtyp
             for _ in range(STEPS):
                 model.zero_grad()
                 step(wrapped, tree_of(rank, device))
-            gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+            gradients = {key: x.grad for key, x in model.named_parameters() if x.requires_grad}
             full = {key: g.full_tensor() if isinstance(g, DTensor) else g for key, g in gradients.items()}
             found[name] = {key: g.cpu() for key, g in full.items()}
         torch.save(found, Path(folder) / f"{rank}.pt")

@@ -56,6 +56,20 @@ def test_beside_a_completion_mask_it_is_a_column(name, mask):
         assert tree.terms[name].tolist() == value(name)[-len(targets) :].tolist() * 2
 
 
+def test_a_label_of_the_whole_sample_is_no_mask():
+    classes = np.array([1, 0])
+    batches = [
+        [{"input_ids": IDS, "labels": int(label)} for label in classes],
+        {"input_ids": np.array([IDS, IDS]), "attention_mask": np.ones((2, 3), int), "labels": classes},
+        {"input_ids": np.array(IDS * 2), "cu_seqlens": [0, 3, 6], "labels": classes},
+    ]
+    for samples in batches:
+        named = {"per_sample": ["labels"]} if "cu_seqlens" in samples else {}
+        (tree,) = treepack.pack(samples, max_tokens=8, **named)
+        assert tree.samples["labels"].tolist() == [1, 0]
+        assert tree.num_terms == 4
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_it_advises_trains_what_the_mask_says(name):
     sample = {"input_ids": IDS, name: value(name)}

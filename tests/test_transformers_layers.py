@@ -127,3 +127,48 @@ def test_adapters_of_the_head():
     with pytest.raises(ValueError, match=r"the LM head is peft\.tuners\.lora\.layer\.Linear; only a plain torch\.nn"):
         term_log_probs(model, one_tree())
     assert torch.isfinite(term_log_probs(peft.get_peft_model(tiny("qwen2"), lora()), one_tree())).all()
+
+
+def test_one_logit_that_is_changed():
+    """A model that bars one id of many, after its head."""
+    model = tiny("qwen2", vocab_size=9001)
+
+    def bar(module, arguments, output):
+        output.logits[..., 4321] = -1e4
+        return output
+
+    hook = model.register_forward_hook(bar)
+    with pytest.raises(ValueError, match="changes its logits after the LM head"):
+        term_log_probs(model, one_tree())
+    hook.remove()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    term_log_probs(model, one_tree())  # tells nothing of the head
+    with torch.no_grad():
+        model.model.norm.weight.fill_(1.0)
+    model.register_forward_hook(bar)
+    with pytest.raises(ValueError, match="changes its logits after the LM head"):
+        term_log_probs(model, one_tree())
+
+
+def test_a_head_of_the_user():
+    """Whatever the model's own head is, it is not used."""
+    model = tiny("qwen2")
+    tree = treepack.pack(shared_samples(), max_tokens=256, branching="label")[0].to("cpu")
+    weight = model.lm_head.weight
+
+    def head(hidden, labels):
+        return (hidden @ weight.T).log_softmax(-1)[0].gather(1, labels[0].clamp(min=0)[:, None])[:, 0]
+
+    expected = term_log_probs(model, tree)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["lm_head"]))
+    assert torch.allclose(term_log_probs(wrapped, tree, head=head), expected)
+    with pytest.raises(ValueError, match=r"the LM head is peft\.tuners\.lora"):
+        term_log_probs(wrapped, tree)
+
+
+def test_a_head_elsewhere():
+    model = tiny("qwen2")
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
+    with pytest.raises(ValueError, match="offloaded"):
+        term_log_probs(model, one_tree())

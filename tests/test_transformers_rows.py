@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import treepack
 from treepack.integrations.models import ROW_CHECKED, check_attention_config, check_model, check_tree
+from treepack.integrations.row_checks import row_is_short
 from treepack.integrations.transformers import model_inputs
 from treepack.logprobs import term_log_probs
 
@@ -163,3 +164,25 @@ def test_padding_is_no_image():
     text = [{"input_ids": [1, 5, 6, 7], "completion_mask": [0, 0, 0, 1]}]
     check_tree(model, one_tree(text, pad_to_multiple_of=16))
     check_tree(tiny("llama"), one_tree([{"input_ids": [1, IMAGE, 2], "completion_mask": [0, 0, 1]}]))
+
+
+def test_a_placeholder_of_a_model_of_text():
+    """A config may carry the id of an image without an encoder that makes one: there it is a token like others."""
+    model = tiny("qwen2")
+    model.config.image_token_id = int(shared_samples()[0]["input_ids"][0])
+    check_tree(model, one_tree())
+
+
+def test_no_packed_tree():
+    tree = one_tree()
+    likeness = type("Likeness", (), {"subtree_end": tree.subtree_end, "position_ids": tree.position_ids})()
+    with pytest.raises(TypeError, match="a PackedTree is needed, not a Likeness"):
+        check_tree(scaled("longrope"), likeness)
+
+
+def test_rows_of_which_the_longest_is_known():
+    """What an integration that packs by itself asks."""
+    for kind, fits in (("longrope", 12), ("dynamic", 11), ("yarn", 1000)):
+        config = scaled(kind).config
+        assert row_is_short(config, fits)
+        assert row_is_short(config, fits + 1) == (kind == "yarn")

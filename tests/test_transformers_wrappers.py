@@ -104,6 +104,39 @@ def test_one_model_in_two_threads():
     assert not any(wrong)
 
 
+def test_calls_beside_a_call():
+    """The model called within its own forward, and plainly after its layers or by another thread: each call gets its
+    own hidden states."""
+    model = tiny("qwen2")
+    tree, other = (treepack.pack(shared_samples(seed=seed), max_tokens=256)[0].to("cpu") for seed in (0, 1))
+    expected = term_log_probs(model, tree)
+    nested, again = [], []
+
+    def within(*_):
+        if not again:
+            again.append(True)
+            nested.append(term_log_probs(model, other))
+            if len(nested) > 1:
+                model(**model_inputs(other))
+            again.clear()
+
+    for hooked in (model.model.layers[0], model.lm_head):
+        hook = hooked.register_forward_hook(within)
+        assert torch.equal(term_log_probs(model, tree), expected)
+        hook.remove()
+    assert torch.equal(nested[0], term_log_probs(model, other))
+
+    def elsewhere(*_):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=lambda: model(**model_inputs(other)))
+            thread.start()
+            thread.join()
+
+    hook = model.model.layers[0].register_forward_hook(elsewhere)
+    assert torch.equal(term_log_probs(model, tree), expected)
+    hook.remove()
+
+
 def test_compiled_before_the_hook():
     """Hooks are compiled in: a model that has run before gets an error that says what to do, and then works."""
     model = tiny("llama")

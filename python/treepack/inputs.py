@@ -36,7 +36,7 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))
-        _check_needed(batch, "the batch")
+        _check_needed(batch, "the batch", lambda name: _begins_like(batch[name], batch[IDS]))
         if "cu_seqlens" in batch:
             return read_flat(batch, frozenset(per_token), frozenset(per_sample))
         return read_padded(batch)
@@ -54,12 +54,21 @@ def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
             raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
 
 
-def _check_needed(columns: Mapping[str, Any], where: str) -> None:
-    """PackError without ids, or with a mask that only its name keeps from being one."""
+def _check_needed(columns: Mapping[str, Any], where: str, per_token: Callable[[str], bool]) -> None:
+    """PackError without ids, or with a mask (one of the columns per token) that only its name keeps from being one."""
     if IDS not in columns:
         raise PackError(f"{where} has {no_ids(columns)}")
-    if MASK not in columns and (mask := disguised_mask(columns)) is not None:
+    if MASK not in columns and (mask := disguised_mask([name for name in columns if per_token(name)])) is not None:
         raise PackError(f"{where} has {mask}")
+
+
+def _begins_like(value: Any, ids: Any) -> bool:
+    """Whether a column of a batch has the axes of its ids first."""
+    try:
+        shape = tuple(np.shape(ids))
+        return tuple(np.shape(value)[: len(shape)]) == shape
+    except (ValueError, RuntimeError):  # ragged lists and nested tensors, which are refused by name
+        return False
 
 
 # --- a list of dicts ------------------------------------------------------------------------------------------------
@@ -68,7 +77,7 @@ def _check_needed(columns: Mapping[str, Any], where: str) -> None:
 def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if count == 0:
         return Inputs(ids=[])
-    _check_needed(columns, "sample 0: it")
+    _check_needed(columns, "sample 0: it", lambda name: is_array(columns[name][0]))
     if REAL in columns:
         _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))

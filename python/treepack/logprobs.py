@@ -90,7 +90,7 @@ def term_log_probs(
     if head is not None and (entropy or full_log_probs or temperature != 1.0):
         raise ValueError("with head=..., temperature, entropy and full_log_probs are that function's own business")
     inner = unwrap(model)
-    hidden, router_logits = forward_tree(model, tree, impl=impl, router_logits=aux_loss)
+    hidden, router_logits = forward_tree(model, tree, impl=impl, router_logits=aux_loss, own_head=head is not None)
     balance = None
     if aux_loss:
         if not router_logits:

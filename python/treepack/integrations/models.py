@@ -141,7 +141,7 @@ def _decoder_of(model: Any) -> Any:
 
 def _decoder(model: Any) -> Any:
     found = _decoder_of(model)
-    return base(model) if found is None or found is model else found
+    return base(model) if found is None or found is model or isinstance(found, nn.Linear) else found
 
 
 def attention_layers(model: Any) -> int:
@@ -161,6 +161,8 @@ def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
             f"the LM head is {type(head).__module__}.{type(head).__qualname__}; only a plain torch.nn.Linear can run "
             "on the rows alone (no adapter or quantisation on it)"
         )
+    if head.weight.device.type == "meta":
+        raise ValueError("the LM head's weight is offloaded (on the meta device); keep the head on the GPU")
     if type(head.weight).__name__ == "DTensor":
         raise ValueError("the LM head's weight is sharded (DTensor); keep the head out of the sharding")
     return head.weight, head.bias

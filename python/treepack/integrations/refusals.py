@@ -82,6 +82,8 @@ def _hands_on(kind: type) -> bool:
     code = getattr(forward, "__code__", None)
     if kind.__module__.startswith("torch.") or code is None:
         return True
+    if {"tree_tiles", "subtree_end"} & set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+        return True
     if not code.co_flags & inspect.CO_VARKEYWORDS:
         return False
     takes_more = bool(code.co_flags & inspect.CO_VARARGS)

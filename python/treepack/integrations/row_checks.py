@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROW_CHECKED", "check_tree", "row_rope"]
+__all__ = ["ROW_CHECKED", "check_tree", "row_is_short", "row_rope"]
 
 #: Key in `TreeTiles.derived` of a tree that `check_tree` has passed for the model that runs it.
 ROW_CHECKED = "row_checked"
@@ -31,12 +31,20 @@ def check_tree(model: Any, tree: Any) -> None:
         tree: a `PackedTree`, on any device.
     """
     name = type(model).__name__
+    if not hasattr(tree, "_host"):
+        raise TypeError(
+            f"{name} wants to see the samples of the tree: a PackedTree is needed, not a {type(tree).__name__}"
+        )
     rope = row_rope(model.config.get_text_config())
     if rope is not None:
         check_rope(name, *rope, tree)
     places = {}
-    for setting in _PLACEHOLDERS:
-        token = getattr(model.config, setting, None)
+    config = model.config
+    encoders = config.get_text_config() is not config or any(
+        getattr(config, f"{what}_config", None) is not None for what in ("vision", "audio", "speech")
+    )
+    for setting in _PLACEHOLDERS if encoders else ():
+        token = getattr(config, setting, None)
         if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
             places[token] = setting
     if places:
@@ -63,6 +71,12 @@ def row_rope(config: Any) -> tuple[str, int] | None:
     return None
 
 
+def row_is_short(config: Any, longest: int) -> bool:
+    """Whether the rotary embeddings of a row whose longest sample has `longest` tokens are those of each sample."""
+    rope = row_rope(config)
+    return rope is None or longest < rope[1] + ("dynamic" not in rope[0])
+
+
 def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
     """Refuse a tree on which frequencies that follow its longest sample are not those of each sample."""
     host = tree._host()
@@ -75,8 +89,9 @@ def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
     if "dynamic" in kind and length[long] >= limit:
         raise ValueError(
             f"{name} has {kind} rotary embeddings, whose frequencies follow the longest sample of a row from "
-            f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so the others would "
-            f"be computed with its frequencies: keep samples below {limit} tokens, or run them unpacked"
+            f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so samples would be "
+            "computed with the frequencies of another one, or of an earlier call: keep samples below "
+            f"{limit} tokens, or run them unpacked"
         )
     if "dynamic" not in kind and length[short] <= limit < length[long]:
         raise ValueError(

@@ -196,12 +196,12 @@ def _no_mask(*, attention_mask: Tensor | None = None, q_length: Any = None, kv_l
 
 
 def forward_tree(
-    model: Any, tree: Any, *, impl: str | None = None, router_logits: bool = False
+    model: Any, tree: Any, *, impl: str | None = None, router_logits: bool = False, own_head: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """(hidden states (N, h) after the final norm, router logits of each MoE layer or None) of a packed tree.
 
     The model is called as a whole, wrappers included (DDP, torch.compile, PEFT), with the logits of one position only;
-    the hidden states are read by a hook on its base model.
+    the hidden states are read by a hook on its base model. With `own_head` the model's LM head may be anything.
 
     Raises:
         ValueError: a model that `check_model` refuses, one whose attention layers did not all run through treepack, or
@@ -236,7 +236,8 @@ def forward_tree(
                 f"{type(inner).__name__}: {ran} of {wanted} attention layers ran tree attention; the others compute "
                 "their own and would leak between samples"
             )
-        capture.verify(inner, hidden[:, -1], out.logits[:, -1])
+        if not own_head:
+            capture.verify(inner, hidden[:, -1], out.logits[:, -1])
     # Nothing is tied where nothing gathers gradients: the head's gradient of a single row is as large as the head.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return (tie(hidden, out.logits) if distributed else hidden)[0], logits

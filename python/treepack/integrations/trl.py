@@ -21,6 +21,7 @@ from torch import Tensor
 from .. import _core
 from ..attention import TreeTiles
 from .collator import DataCollatorForTreePacking
+from .row_checks import ROW_CHECKED, row_is_short
 from .trl_row import TreeRow
 
 __all__ = ["WORKS_WITH", "DataCollatorForTreePacking", "TreeRow", "install", "tree_attention", "uninstall"]
@@ -97,6 +98,8 @@ def tree_attention(
     if tiles is None:
         tiles = tiles_of_segments(tree_cu_seqlens_q, tree_cu_seqlens_k)
         tree_cu_seqlens_q._treepack_tiles = tiles  # type: ignore[attr-defined]
+        # A sample may end within the tree, so all that is known of their lengths is the longest.
+        tiles.derived[ROW_CHECKED] = row_is_short(module.config, tiles.derived["longest"])
     dtype = get_target_dtype(query, module) or query.dtype
     query, key, value = (x.to(dtype) for x in (query, key, value))
     # A cache that this pass fills is as long as the row; one from before it is longer, and refused there.
@@ -141,7 +144,9 @@ def tiles_of_segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> TreeTiles:
     for size in (128, 64):
         rows, items = _core.tile_lists(cuts, subtree_end, size)
         tiles[size] = torch.from_numpy(rows).to(device).reshape(-1, 4), torch.from_numpy(items).to(device)
-    return TreeTiles(torch.from_numpy(subtree_end).to(device), torch.from_numpy(depths).to(device), tiles)
+    made = TreeTiles(torch.from_numpy(subtree_end).to(device), torch.from_numpy(depths).to(device), tiles)
+    made.derived["longest"] = int(reach.max(initial=0))
+    return made
 
 
 # --- the switch -----------------------------------------------------------------------------------------------------
