@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny_models import alone_log_probs, gradients, largest_difference, packed_log_probs, shared_samples, tiny
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 import treepack
@@ -33,6 +34,20 @@ def test_gradient_checkpointing(family, reentrant):
     values = packed_log_probs(model, samples)
     assert all(torch.equal(a, b) for a, b in zip(values, plain, strict=True))
     assert largest_difference(gradients(model, values), expected) < 1e-12
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_all_of_it_in_a_checkpoint(reentrant):
+    """The first call of a model compares its logits, the recomputation does not: nothing of that may be saved."""
+    model = tiny("qwen2")
+    tree = treepack.pack(shared_samples(), max_tokens=256)[0].to("cpu")
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    values = checkpoint(lambda x: term_log_probs(model, tree) + x, x, use_reentrant=reentrant)
+    values.sum().backward()
+    expected = tiny("qwen2")
+    term_log_probs(expected, tree).sum().backward()
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

@@ -96,7 +96,7 @@ class Capture:
         name, shape = type(model).__name__, (*hidden.shape[:-1], weight.shape[0])
         if logits.shape != shape:
             raise ValueError(f"{name} makes logits {tuple(logits.shape)} of an LM head of {shape}: {_REMEDY}")
-        if not hidden.isfinite().all():
+        if not hidden.detach().isfinite().all():  # in a checkpoint, nothing of this may be saved
             return  # nothing can be told from this call
         off = top = torch.zeros((), dtype=torch.float64, device=hidden.device)
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
