@@ -58,7 +58,7 @@ def _check_needed(columns: Mapping[str, Any], where: str, per_token: Callable[[s
     """PackError without ids, or with a mask (one of the columns per token) that only its name keeps from being one."""
     if IDS not in columns:
         raise PackError(f"{where} has {no_ids(columns)}")
-    if MASK not in columns and (mask := disguised_mask([name for name in columns if per_token(name)])) is not None:
+    if MASK not in columns and (mask := disguised_mask(columns, per_token)) is not None:
         raise PackError(f"{where} has {mask}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 #: Canonical name -> the names that it goes by, most telling first.
@@ -54,10 +54,10 @@ USUAL: dict[str, tuple[str, ...]] = {
 _MASKS = (*USUAL["completion_mask"][1:], *USUAL["labels"])
 
 
-def disguised_mask(names: Collection[Any]) -> str | None:
-    """What to say of columns without a `completion_mask` that have one under another name, which as a plain column
-    would train every token; None if they have none. Starts after "it has"."""
-    name = next((name for name in _MASKS if name in names), None)
+def disguised_mask(names: Collection[Any], per_token: Callable[[str], bool]) -> str | None:
+    """What to say of columns without a `completion_mask` that have one under another name (with a value per token),
+    which as a plain column would train every token; None if they have none. Starts after "it has"."""
+    name = next((name for name in _MASKS if name in names and per_token(name)), None)
     if name is None:
         return None
     given = f"{name} != -100 (a label is its own token, not shifted)" if name in USUAL["labels"] else name

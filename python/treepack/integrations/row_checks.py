@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROW_CHECKED", "check_tree", "row_is_short", "row_rope"]
+__all__ = ["ROW_CHECKED", "check_ids", "check_tree", "row_is_short", "row_rope"]
 
 #: Key in `TreeTiles.derived` of a tree that `check_tree` has passed for the model that runs it.
 ROW_CHECKED = "row_checked"
@@ -74,7 +74,13 @@ def row_rope(config: Any) -> tuple[str, int] | None:
 def row_is_short(config: Any, longest: int) -> bool:
     """Whether the rotary embeddings of a row whose longest sample has `longest` tokens are those of each sample."""
     rope = row_rope(config)
-    return rope is None or longest < rope[1] + ("dynamic" not in rope[0])
+    return rope is None or _unscaled(*rope, longest)
+
+
+def _unscaled(kind: str, limit: int, tokens: int) -> bool:
+    """Whether a sample of so many tokens has the frequencies below the limit, which "dynamic" leaves at it and
+    "longrope" above it."""
+    return tokens < limit if "dynamic" in kind else tokens <= limit
 
 
 def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
@@ -86,14 +92,16 @@ def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
     length = host.position_ids[last] + 1
     long, short = int(length.argmax()), int(length.argmin())
     of = host.sample_index
-    if "dynamic" in kind and length[long] >= limit:
+    if _unscaled(kind, limit, length[long]):
+        return
+    if "dynamic" in kind:
         raise ValueError(
             f"{name} has {kind} rotary embeddings, whose frequencies follow the longest sample of a row from "
             f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so samples would be "
             "computed with the frequencies of another one, or of an earlier call: keep samples below "
             f"{limit} tokens, or run them unpacked"
         )
-    if "dynamic" not in kind and length[short] <= limit < length[long]:
+    if _unscaled(kind, limit, length[short]):
         raise ValueError(
             f"{name} has {kind} rotary embeddings, which change above original_max_position_embeddings = {limit} "
             f"tokens for all samples of a row: sample {of[short]} has {length[short]} tokens and sample {of[long]} "
@@ -109,12 +117,31 @@ def check_placeholders(name: str, places: Mapping[int, str], tree: Any) -> None:
     if not hit.any():
         return
     at = int(hit.argmax())
-    paths = zip(tree._host().path_index(), tree._host().sample_index.tolist(), strict=True)
-    sample = next(i for path, i in paths if at in path)
     token = int(ids[at])
     raise ValueError(
-        f"sample {sample}: token id {token} (packed position {at}) is {places[token]} of {name}, which stands for "
-        "what an encoder makes of an image, a video or a sound; packed trees run text alone (the encoder's output, "
+        f"{_sample_at(tree, at)}: token id {token} (packed position {at}) is {places[token]} of {name}, which stands "
+        "for what an encoder makes of an image, a video or a sound; packed trees run text alone (the encoder's output, "
         "positions with several axes and attention both ways within an image would be lost), so run such samples "
         "unpacked"
     )
+
+
+def check_ids(model: Any, tree: Any) -> None:
+    """Raises ValueError for an id that the model has no embedding for; on the CPU alone, as a GPU would have to be
+    waited for."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is None or tree.input_ids.device.type != "cpu" or not len(tree.input_ids):
+        return
+    largest = int(tree.input_ids.max())
+    if largest >= rows:
+        at = int(tree.input_ids.argmax())
+        raise ValueError(
+            f"{_sample_at(tree, at)}: token id {largest} (packed position {at}), but {type(model).__name__} has {rows} "
+            "embeddings; pack(vocab_size=...) looks at every id"
+        )
+
+
+def _sample_at(tree: Any, position: int) -> str:
+    """The first sample that passes a packed position, for a message."""
+    paths = zip(tree.path_index(), tree.sample_index.tolist(), strict=True)
+    return next((f"sample {sample}" for path, sample in paths if position in path), "padding")

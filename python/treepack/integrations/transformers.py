@@ -30,6 +30,7 @@ from .models import (
     check_tree,
     unwrap,
 )
+from .row_checks import check_ids
 
 __all__ = [
     "ATTENTION",
@@ -216,7 +217,7 @@ def forward_tree(
     capture = Capture.of(inner)
     config = inner.config.get_text_config()
     inputs = _inputs(tree, impl, inner)
-    _check_ids(inner, tree)
+    check_ids(inner, tree)
     if router_logits:
         inputs |= {"output_router_logits": True, "weighted_aux_loss": True}
     if router_logits or getattr(config, "output_router_logits", False):
@@ -241,23 +242,6 @@ def forward_tree(
     # Nothing is tied where nothing gathers gradients: the head's gradient of a single row is as large as the head.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return (tie(hidden, out.logits) if distributed else hidden)[0], logits
-
-
-def _check_ids(model: Any, tree: Any) -> None:
-    """Raises ValueError for an id that the model has no embedding for; on the CPU alone, as a GPU would have to be
-    waited for."""
-    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    if rows is None or tree.input_ids.device.type != "cpu" or not len(tree.input_ids):
-        return
-    largest = int(tree.input_ids.max())
-    if largest >= rows:
-        at = int(tree.input_ids.argmax())
-        samples = (i for path, i in zip(tree.path_index(), tree.sample_index.tolist(), strict=True) if at in path)
-        where = next((f"sample {i}" for i in samples), "padding")
-        raise ValueError(
-            f"{where}: token id {largest} (packed position {at}), but {type(model).__name__} has {rows} embeddings; "
-            "pack(vocab_size=...) looks at every id"
-        )
 
 
 def hidden_alone(model: Any, input_ids: Tensor) -> Tensor:

@@ -64,6 +64,11 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+def _processors(x: Tensor) -> int:
+    """Multiprocessors of the device of x; 1 on the CPU."""
+    return device_limits(x.device.index)[1] if x.is_cuda else 1
+
+
 def _hopper_views(kernels: int, *tensors: Tensor) -> list[Any] | None:
     """The tensors as the Hopper kernels read them, or None: the portable kernels run."""
     if kernels == PLAIN:
@@ -146,7 +151,7 @@ def forward_pass(
 
             gluon_launch.forward(
                 views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor,
-                device_limits(q.device.index)[1])  # fmt: skip
+                _processors(q))  # fmt: skip
         else:
             triton_launch.forward(
                 q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window,
@@ -327,10 +332,6 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
 @tile_schedule.register_fake
 def _(subtree_end, rows):
     return rows.new_empty(rows.shape[0], 4)
-
-
-def _processors(x: Tensor) -> int:
-    return device_limits(x.device.index)[1] if x.is_cuda else 1
 
 
 @torch.library.custom_op("treepack::backward_items", mutates_args=())
