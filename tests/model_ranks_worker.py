@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def tree_of(rank: int, device: torch.device | str = "cpu"):
     return treepack.pack(shared_samples(seed=rank), max_tokens=256)[0].to(device)
 
 
+def gradients(wrap, rank: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Of what is trained, on the host, after `STEPS` steps under a wrapper."""
+    model = tiny("qwen2", dtype).to(device)
+    wrapped = wrap(model)
+    for _ in range(STEPS):
+        model.zero_grad()
+        step(wrapped, tree_of(rank, device))
+    found = {key: x.grad for key, x in model.named_parameters() if x.requires_grad}
+    return {key: (g.full_tensor() if isinstance(g, DTensor) else g).cpu() for key, g in found.items()}
+
+
 def run(rank: int, world: int, folder: str, kind: str = "cpu", dtype: torch.dtype = torch.float64) -> None:
     """The gradients of this rank under every wrapper, saved as `<rank>.pt` in `folder`."""
     torch.set_num_threads(1)
@@ -58,16 +70,9 @@ def run(rank: int, world: int, folder: str, kind: str = "cpu", dtype: torch.dtyp
     backend, store = {"cpu": "gloo", "cuda": "nccl"}[kind], f"file://{folder}/store"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=90))
     try:
-        found = {}
-        for name, wrap in WRAPPERS.items():
-            model = tiny("qwen2", dtype).to(device)
-            wrapped = wrap(model)
-            for _ in range(STEPS):
-                model.zero_grad()
-                step(wrapped, tree_of(rank, device))
-            gradients = {key: x.grad for key, x in model.named_parameters() if x.requires_grad}
-            full = {key: g.full_tensor() if isinstance(g, DTensor) else g for key, g in gradients.items()}
-            found[name] = {key: g.cpu() for key, g in full.items()}
+        found = {name: gradients(wrap, rank, device, dtype) for name, wrap in WRAPPERS.items()}
         torch.save(found, Path(folder) / f"{rank}.pt")
+        gc.collect()  # no wrapper may outlive the group that it holds
+        dist.barrier()  # nor a rank leave while another still reads from it
     finally:
         dist.destroy_process_group()
