@@ -146,8 +146,8 @@ def check_attention_config(
     check_layer_types(name, config)
     check_aux_loss(name, config, weighted)
     check_attention(f"{name} (layer {layer})", module)
-    rope = None if (derived or {}).get(ROW_CHECKED) else row_rope(config)
-    if rope is not None:
+    rope = row_rope(config)  # first: a compiler would guard on what `derived` holds
+    if rope is not None and not (derived or {}).get(ROW_CHECKED):
         raise ValueError(
             f"{name} (layer {layer}) has {rope[0]} rotary embeddings, whose frequencies follow the longest sample of "
             "the row, so the tree must be checked first: make the inputs with model_inputs(tree, model=model)"
