@@ -46,7 +46,7 @@ def flat(x: Tensor) -> Tensor:
 
 def triton_kernels(case: Case, impl: str = "triton"):
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels.triton_op import on_hopper
+    from treepack.kernels.triton_rule import on_hopper
 
     tiles = tree_tiles(case.end)
     held = 4 * len(case.end)

@@ -68,7 +68,7 @@ def operators(torch) -> dict:
     from torch.utils.checkpoint import checkpoint
 
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import triton_op
+    from treepack.kernels import triton_op, triton_rule
 
     triton_op.split_heads_override = None
     g = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ def operators(torch) -> dict:
     flat = [x.detach().squeeze(0).transpose(0, 1).requires_grad_() for x in tensors]
     sinks = torch.randn(2, generator=g).requires_grad_()
     windowed = (*tiles.lists(128, 9), *tiles.lists(64, 9), *tiles.lists(64, 9, True))
-    arguments = (*flat, sinks, end, tiles.depth(), *windowed, None, None, 0.3, 9, 2.0, triton_op.PLAIN)
+    arguments = (*flat, sinks, end, tiles.depth(), *windowed, None, None, 0.3, 9, 2.0, triton_rule.PLAIN)
     checks = torch.library.opcheck(triton_op.tree_attention_forward, arguments)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return {"different": different, "graphs": graphs, "failed": sum(x != "SUCCESS" for x in checks.values())}

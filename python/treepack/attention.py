@@ -106,6 +106,25 @@ class TreeTiles:
             self.derived[key] = items
         return items
 
+    def prepare(
+        self, window: int = 0, *, training: bool, hopper: bool, heads: tuple[int, int] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """What the Triton kernels read beside `subtree_end` for one kind of layer, made where it is not there yet: the
+        inputs of the operator from `depth` to `dkv_items`.
+
+        Args:
+            window: the layer's sliding window, 0 = none.
+            training: the backward pass will run.
+            hopper: the Hopper kernels may run.
+            heads: query heads and K/V heads of the layer; None where they are not known yet.
+        """
+        forward = self.lists(128, window)
+        backward = self.lists(64, window) if training else forward
+        queries = self.lists(64, window, transpose=True) if training and window else (None, None)
+        schedule = self.schedule() if hopper else None
+        items = self.dkv_items(*heads) if hopper and training and heads else None
+        return self.depth() if window else None, *forward, *backward, *queries, schedule, items
+
     def metadata_bytes(self) -> int:
         """Bytes of everything held here that a plain forward and backward pass reads: `subtree_end` and the two
         lists."""
@@ -196,7 +215,7 @@ def tree_attention(
     if batched:
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
     options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks}
-    out, lse, unit = _run(impl, q, k, v, tiles, options)
+    out, lse, unit = _run(impl, q, k, v, tiles, options, return_lse)
     out = out.transpose(0, 1).unsqueeze(0) if batched else out
     if not return_lse:
         return out
@@ -205,11 +224,11 @@ def tree_attention(
 
 
 def _run(
-    impl: str, q: Tensor, k: Tensor, v: Tensor, tiles: TreeTiles, options: dict[str, Any]
+    impl: str, q: Tensor, k: Tensor, v: Tensor, tiles: TreeTiles, options: dict[str, Any], with_lse: bool
 ) -> tuple[Tensor, Tensor, float]:
     """(out (N, H, D), lse (H, N), the factor that makes lse natural) of a kernel."""
     if impl in TRITON:
-        return _triton(impl, q, k, v, tiles, **options)
+        return _triton_call().tree_attention(impl, q, k, v, tiles, with_lse=with_lse, **options)  # type: ignore[no-any-return]
     if impl == "flex":
         from .kernels import flex
 
@@ -220,65 +239,17 @@ def _run(
     return (*fa4.tree_attention(q, k, v, tiles.subtree_end, tiles.derived, **options), 1.0)
 
 
-def _triton(
-    impl: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tiles: TreeTiles,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> tuple[Tensor, Tensor, float]:
+def _triton_call() -> Any:
+    """`kernels.triton_call`, or an error that says what is missing: a torch without Triton (CPU, macOS, Windows), a
+    Triton that is broken or too old."""
     try:
-        from .kernels import triton_launch, triton_op
-    except ImportError as error:
+        from .kernels import triton_call
+    except Exception as error:  # whatever a broken installation raises
         raise ImportError(
-            f'impl="{impl}" needs the package triton ({error}); impl="reference" needs torch alone'
+            f'impl="triton" needs the package triton, 3.6 or newer, and it cannot be imported here '
+            f'({type(error).__name__}: {error}); impl="reference" needs torch alone'
         ) from error
-    size, window = q.shape[-1], sliding_window or 0
-    if q.dtype not in triton_op.DTYPES:
-        raise TypeError(
-            f'impl="{impl}" takes bfloat16, float16 and float32, not {q.dtype}; impl="reference" takes any float dtype'
-        )
-    if size % 8 or not 8 <= size <= 256:
-        raise ValueError(
-            f'impl="{impl}" takes head sizes that are multiples of 8, from 8 to 256, not {size}; '
-            'impl="reference" takes any'
-        )
-    if not q.is_cuda and not triton_launch.interpreted():
-        raise RuntimeError(f'impl="{impl}" needs a GPU, q is on {q.device}; impl="reference" runs anywhere')
-    kernels = _kernels(impl, q, window, softcap or 0.0, scale)
-    forward = tiles.lists(128, window)
-    training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-    backward = tiles.lists(64, window) if training else forward
-    queries = tiles.lists(64, window, transpose=True) if training and window else (None, None)
-    hopper = kernels != triton_op.PLAIN
-    schedule = tiles.schedule() if hopper else None
-    dkv_items = tiles.dkv_items(q.shape[1], k.shape[1]) if hopper and training else None
-    out, lse2 = triton_op.attend(
-        training, q, k, v, sinks, tiles.subtree_end, tiles.depth() if window else None, *forward, *backward, *queries,
-        schedule, dkv_items, scale, window, softcap or 0.0, kernels)  # fmt: skip
-    return out, lse2, triton_op.LN2
-
-
-def _kernels(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> int:
-    """Which set of kernels runs, by device, dtype, head size and options; the operator looks at strides."""
-    from .kernels import triton_op
-
-    if impl == "triton_plain":
-        return triton_op.PLAIN
-    objection = triton_op.gluon_objection(q, window, softcap, scale)
-    if objection is None:
-        if triton_op.VERSION_OBJECTION is not None:
-            raise RuntimeError(
-                f'{triton_op.VERSION_OBJECTION}; impl="triton_plain" runs the portable kernels with any version'
-            )
-        return triton_op.GLUON if impl == "gluon" else triton_op.AUTO
-    if impl == "gluon":
-        raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
-    return triton_op.PLAIN
+    return triton_call
 
 
 def _metadata(tree: Any, subtree_end: Tensor | None, position_ids: Tensor | None) -> TreeTiles:

@@ -8,13 +8,16 @@ import threading
 import forests
 import pytest
 import torch
+import triton
 from compare import check, evaluate, leaves, random_tree, tree
 
 from treepack.attention import TreeTiles, tree_attention, tree_tiles
-from treepack.kernels import triton_op
+from treepack.kernels import triton_op, triton_rule, triton_versions
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or bool(triton_op.VERSION_OBJECTION),
+    not torch.cuda.is_available()
+    or torch.cuda.get_device_capability() != (9, 0)
+    or bool(triton_versions.objection(triton.__version__)),
     reason="needs an H100 or H200, and a Triton that the Hopper kernels were tested with",
 )
 
@@ -90,12 +93,26 @@ def test_gluon_says_what_it_does_not_take(change, message):
         evaluate(attend(random_tree(200), **change), tensors)
 
 
-def test_an_untested_triton_is_named(monkeypatch):
-    monkeypatch.setattr(triton_op, "VERSION_OBJECTION", triton_op.version_objection("3.99.1"))
+def test_an_untested_triton_runs_the_portable_kernels(monkeypatch, launches):
+    monkeypatch.setattr(triton_rule.triton, "__version__", "3.99.1")
+    triton_rule._say.cache_clear()
     end, tensors = random_tree(100), leaves(100, 4, 2, 64)
-    with pytest.raises(RuntimeError, match=r'tested with Triton .*, this is 3\.99\.1; impl="triton_plain" runs'):
-        tree_attention(*tensors, subtree_end=end)
-    evaluate(attend(end, "triton_plain"), tensors)
+    with pytest.warns(RuntimeWarning, match=r"tested with Triton .*, this is 3\.99\.1: pin torch"):
+        check(end, tensors)
+    assert launches == []
+    with pytest.raises(RuntimeError, match=r'impl="gluon" cannot run here: .* this is 3\.99\.1'):
+        tree_attention(*tensors, subtree_end=end, impl="gluon")
+
+
+def test_the_launch_of_triton_itself(monkeypatch):
+    """What runs where a launch is not as known gives the same bits."""
+    from treepack.kernels import gluon_launch
+
+    assert gluon_launch.KNOWN
+    end, tensors = random_tree(700, padding=30), leaves(730, 8, 2, 64)
+    want = evaluate(attend(end), tensors)
+    monkeypatch.setattr(gluon_launch, "KNOWN", False)
+    assert all(torch.equal(a, b) for a, b in zip(evaluate(attend(end), tensors), want, strict=True))
 
 
 @pytest.mark.parametrize("size", [64, 128])

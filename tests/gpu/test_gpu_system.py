@@ -10,7 +10,7 @@ from compare import check, evaluate, leaves, random_tree, tree
 from torch.utils.checkpoint import checkpoint
 
 from treepack.attention import tree_attention, tree_tiles
-from treepack.kernels import reference, triton_op
+from treepack.kernels import reference, triton_op, triton_rule
 
 pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
 
@@ -134,7 +134,7 @@ def test_operators():
     tiles = tree_tiles(end)
     sinks = torch.randn(4, device="cuda", requires_grad=True)
     lists = (*tiles.lists(128), *tiles.lists(64), None, None, tiles.schedule(), tiles.dkv_items(4, 2))
-    plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_op.AUTO)
+    plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_rule.AUTO)
     every = (
         q,
         k,
@@ -150,7 +150,7 @@ def test_operators():
         0.125,
         50,
         2.0,
-        triton_op.PLAIN,
+        triton_rule.PLAIN,
     )
     for arguments in (plain, every):
         # A bfloat16 kernel is compared with itself here, so the tolerance may be loose.

@@ -88,19 +88,14 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
         check_tree(model, tree)
         tiles.derived[ROW_CHECKED] = True
     if end.is_cuda and impl in (None, *TRITON):
-        from ..kernels.triton_op import on_hopper
+        from ..kernels.triton_rule import on_hopper
 
-        if impl != "triton_plain" and on_hopper(end):
-            tiles.schedule()
-            heads = getattr(config, "num_attention_heads", None)
-            kv_heads = getattr(config, "num_key_value_heads", None) or heads
-            if isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled():
-                tiles.dkv_items(heads, kv_heads)
+        heads = getattr(config, "num_attention_heads", None)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        known = isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled()
+        hopper = impl != "triton_plain" and on_hopper(end)
         for window in {0, getattr(config, "sliding_window", None) or 0}:
-            tiles.lists(128, window)
-            tiles.lists(64, window)
-            if window:
-                tiles.lists(64, window, transpose=True)
+            tiles.prepare(window, training=True, hopper=hopper, heads=(heads, kv_heads) if known else None)
     return {
         "input_ids": tree.input_ids[None],
         "position_ids": tree.position_ids[None],

@@ -28,7 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import NO_ITEM, copy_rows, make_ring, pack, unpack
+from .gluon_common import NO_ITEM, copy_rows, make_ring, pack, resident, unpack
+from .gluon_names import copy_to_global, copy_to_shared
 
 
 @gluon.jit
@@ -50,23 +51,25 @@ def _produce(
             q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
             mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
             copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM, N, D, Q_ROWS)
-            tma.async_copy_global_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
+            copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
             mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
             copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM, N, D, DO_ROWS)
-            tma.async_copy_global_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
+            copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
             c += 1
 
 
 @gluon.jit
 def _step(
-    c, t, dk, dv, k, v, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
-    MASK: gl.constexpr, BM: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+    c, t, dk, dv, k, vs, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
+    HALF: gl.constexpr, MASK: gl.constexpr, BM: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
 ):  # fmt: skip
     """Query tile t, number c of this program."""
+    DTYPE: gl.constexpr = k.dtype
     zero = gl.zeros([64, BM], gl.float32, LS)
     q_ring.wait(c)
     s = warpgroup_mma(k, q_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
     dout_ring.wait(c)
+    v = resident(vs, HALF)
     dp = warpgroup_mma(v, dout_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     p = gl.exp2(s * scale - lse_buffers.index(c % q_ring.stages).load(LS))
@@ -86,16 +89,16 @@ def _step(
 
 @gluon.jit
 def _consume(
-    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
+    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, ks, vs, q_ring, dout_ring, lse, delta, scale,
     grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
-    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr,
+    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     rows_n = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
-    k = k_buffers.index(HALF)
-    v = v_buffers.index(HALF)
+    k = ks.index(HALF)
+    v = vs.index(HALF)
     dk = gl.zeros([64, D], gl.float32, LO)
     dv = gl.zeros([64, D], gl.float32, LO)
     mbarrier.wait(kv_full, 0)
@@ -104,17 +107,17 @@ def _consume(
     for _ in range(HEADS):
         for t in range(first, full_start):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
             )
             c += 1
         for t in range(full_start, full_stop):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, False, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, False, BM, LS, LO
             )
             c += 1
         for t in range(full_stop, stop):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
             )
             c += 1
     dk = dk * grad_scale
@@ -125,11 +128,11 @@ def _consume(
         gl.store(DK_PARTS + offsets, dk)
         gl.store(DV_PARTS + offsets, dv)
     else:
-        k.store(dk.to(DTYPE))
-        v.store(dv.to(DTYPE))
+        k.store(dk.to(k.dtype))
+        v.store(dv.to(v.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
-        tma.async_copy_shared_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
+        copy_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
+        copy_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
         tma.store_wait(0)
 
 
@@ -172,11 +175,9 @@ def dkv_kernel(
         gl.warp_specialize(
             [
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D,
-                            DTYPE)),
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D)),
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D,
-                            DTYPE)),
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D)),
                 (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers,
                             q_ring, dout_ring, lse, delta, N, n0, first, stop, hk, head, heads, BM, D, BYTES, Q_ROWS,
                             K_ROWS, V_ROWS, DO_ROWS)),

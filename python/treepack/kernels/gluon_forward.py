@@ -42,6 +42,7 @@ from .gluon_common import (
     tile_list,
     unpack,
 )
+from .gluon_names import copy_to_global, copy_to_shared, thread_barrier
 
 
 @gluon.jit
@@ -67,12 +68,12 @@ def _produce(
         k_ring.acquire(c)
         mbarrier.expect(k_ring.filled(c), BN * D * BYTES + BN * 4)
         copy_rows(k_desc, k_ring.filled(c), k_ring.at(c), hk, n * BN, N, D, K_ROWS)
-        tma.async_copy_global_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
+        copy_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
 
         q_ring.acquire(r)
         words = gl.where(place == 0, tile, gl.where(place == 1, h, gl.where(place == 2, partials, total)))
         header.store(words)
-        gl.thread_barrier()  # all lanes have written before one of them reports it, with Q
+        thread_barrier()  # all lanes have written before one of them reports it, with Q
         mbarrier.expect(q_ring.filled(r), 2 * 64 * D * BYTES)
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, tile * 128, N, D, Q_ROWS)
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, tile * 128 + 64, N, D, Q_ROWS)
@@ -94,7 +95,7 @@ def _produce(
         r += 1
     q_ring.acquire(r)
     header.store(gl.full([4], 0, gl.int32, FOUR))  # no tiles: the end
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(q_ring.filled(r), count=1)
 
 
@@ -211,7 +212,7 @@ def _consume(
         real_o = rows_o < gl.load(END + rows_o, mask=rows_o < N, other=0)
         out.store(gl.where(gl.expand_dims(real_o, 1), o * factor, 0.0).to(DTYPE))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [m0 + HALF * 64, h * D], out)
+        copy_to_global(out_desc, [m0 + HALF * 64, h * D], out)
 
         r += 1
         q_ring.wait(r)

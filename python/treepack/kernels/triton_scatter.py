@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .triton_versions import COMPILE
+
 _COLUMNS = 128  # columns a program writes at a time
 
 
@@ -30,5 +32,7 @@ def fill_table(ids: Tensor, counts: Tensor, width: int, dtype: torch.dtype) -> T
     if rows and width:
         starts = counts.cumsum(0, dtype=torch.int64) - counts
         with torch.cuda.device(ids.device if ids.is_cuda else -1):
-            _fill_kernel[(rows,)](ids.contiguous(), starts, counts.contiguous(), table, width, COLUMNS=_COLUMNS)
+            _fill_kernel[(rows,)](
+                ids.contiguous(), starts, counts.contiguous(), table, width, COLUMNS=_COLUMNS, **COMPILE
+            )
     return table
