@@ -1,5 +1,5 @@
-"""For `test_gluon.py`: what the launcher of this process's Triton makes of a bare descriptor and of Triton's own, without
-a GPU. Prints one line of JSON."""
+"""For `test_gluon.py`: what the launcher of this process's Triton makes of a bare descriptor and of Triton's own,
+without a GPU. Prints one line of JSON."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 @pytest.fixture(autouse=True)
-def _checks(monkeypatch):
+def _checks(monkeypatch, _defaults):
     monkeypatch.setenv("TREEPACK_SELF_CHECK", "1")
     monkeypatch.setattr(self_check, "_verdicts", {})
 
@@ -73,9 +73,7 @@ def test_wrong_kernels_are_found(impl, monkeypatch):
     attend(*(x.detach() for x in tensors), impl=impl)  # scoring needs no backward pass
     monkeypatch.setattr(triton_op, "backward_pass", wrong)
     for _ in range(2):
-        with pytest.raises(
-            self_check.KernelCheckError, match=r"wrong results here, with bfloat16, .*dv: largest error"
-        ):
+        with pytest.raises(self_check.KernelCheckError, match=r"wrong results here, with bfloat16, .*dv: largest"):
             attend(*tensors, impl=impl)
 
 
