@@ -91,8 +91,14 @@ def resident(buffers, i: gl.constexpr):
     """Buffer i, which stays for the whole loop, with an address that the compiler does not know to be the same in every
     step. Else it forms the 64-bit descriptors of all its products before the loop, has no registers for them, and
     spills them (160 to 180 bytes with Triton 3.9)."""
-    j = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
-    return buffers.index(j)
+    return buffers.index(opaque(i))
+
+
+@gluon.jit
+def opaque(i):
+    """i, of which the compiler does not know that it is i: what is formed from it is formed here, and neither before a
+    loop nor carried along it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -37,6 +37,7 @@ from .gluon_common import (
     copy_rows,
     make_ring,
     next_tile,
+    opaque,
     pack,
     query_item,
     tile_list,
@@ -112,6 +113,7 @@ def _step(
 ):  # fmt: skip
     """Tile number i of this program: its scores, and the values of tile i - 1."""
     p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
+    i = opaque(i)  # with Triton 3.9 the addresses of both rings, carried along, cost 40 moves a step
     k_ring.wait(i)
     zero = gl.zeros([64, BN], gl.float32, LS)
     s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
