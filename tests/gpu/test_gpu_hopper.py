@@ -8,16 +8,15 @@ import threading
 import forests
 import pytest
 import torch
-import triton
 from compare import check, evaluate, leaves, random_tree, tree
 
 from treepack.attention import TreeTiles, tree_attention, tree_tiles
-from treepack.kernels import triton_op, triton_rule, triton_versions
+from treepack.kernels import triton_op, triton_rule
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available()
     or torch.cuda.get_device_capability() != (9, 0)
-    or bool(triton_versions.objection(triton.__version__)),
+    or bool(triton_rule.version_objection()),
     reason="needs an H100 or H200, and a Triton that the Hopper kernels were tested with",
 )
 

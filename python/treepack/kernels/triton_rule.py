@@ -56,7 +56,7 @@ def choose(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> i
         if impl == "gluon":
             raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
         return PLAIN
-    untested = triton_versions.objection(triton.__version__)
+    untested = version_objection()
     if untested is None:
         return GLUON if impl == "gluon" else AUTO
     if impl == "gluon":
@@ -89,6 +89,12 @@ def on_hopper(x: Tensor) -> bool:
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of a device."""
     return torch.cuda.get_device_capability(index)
+
+
+@torch.compiler.assume_constant_result
+def version_objection() -> str | None:
+    """Why the Hopper kernels do not run with the Triton that is here, or None."""
+    return triton_versions.objection(triton.__version__)
 
 
 @torch.compiler.assume_constant_result

@@ -7,8 +7,6 @@ place, and one warning says so.
 
 from __future__ import annotations
 
-import functools
-
 # Triton, without the patch number -> the versions of torch that bring it.
 TESTED = {"3.6": "2.11", "3.7": "2.12 and 2.13", "3.8": "2.14", "3.9": "2.15"}
 
@@ -16,7 +14,6 @@ TESTED = {"3.6": "2.11", "3.7": "2.12 and 2.13", "3.8": "2.14", "3.9": "2.15"}
 COMPILE = {"enable_fp_fusion": True}
 
 
-@functools.cache
 def objection(version: str) -> str | None:
     """Why the Hopper kernels do not run with this version of Triton, and what to pin; None where they do."""
     if ".".join(version.split(".")[:2]) in TESTED:
