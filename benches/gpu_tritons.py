@@ -58,9 +58,8 @@ def main() -> None:
     print("\n".join(versions))
     print(f"median of {options.rounds} rounds (lowest highest), ms; x: times the first version's\n")
     first = next(iter(versions.values()))
-    print(
-        f"{'tree':11} {'kernels':13} {'triton':7} {'forward':>21} {'x':>6} {'backward':>24} {'x':>6} {'both':>7} {'x':>6}"
-    )
+    columns = f"{'forward':>21} {'x':>6} {'backward':>24} {'x':>6} {'both':>7} {'x':>6}"
+    print(f"{'tree':11} {'kernels':13} {'triton':7} {columns}")
     for key in first[0]:
         base = None
         for machine, rounds in versions.items():
