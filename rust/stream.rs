@@ -6,9 +6,10 @@
 
 use crate::arena::{describe_columns, Arena};
 use crate::error::{Fault, PackError, MAX_INDEX};
-use crate::kept::KeptIndex;
-use crate::pack::{Options, Packed, Skipped};
-use crate::plan::{has_room, split_for_ranks, work, Balance, Demand, Forest, Holders, Limits, Room};
+use crate::kept_sets::KeptIndex;
+use crate::options::{Limits, Options};
+use crate::packed::{Packed, Skipped};
+use crate::plan::{has_room, split_for_ranks, work, Balance, Demand, Forest, Room, TreesOfNode};
 use crate::runs::Runs;
 use crate::samples::Samples;
 use crate::trie::{Trie, ROOT};
@@ -46,7 +47,7 @@ struct Batch {
     runs: Runs,
     kept: KeptIndex,
     trie: Trie,
-    holders: Holders,
+    trees_of_node: TreesOfNode,
     tree_of: Vec<u32>,
     trees: Vec<Open>,
 }
@@ -149,7 +150,7 @@ impl Batch {
             runs: Runs::empty(),
             kept: KeptIndex::empty(),
             trie: Trie::with_capacity(0),
-            holders: Holders::new(1),
+            trees_of_node: TreesOfNode::new(1),
             tree_of: Vec::new(),
             trees: Vec::new(),
         };
@@ -162,7 +163,7 @@ impl Batch {
         self.runs.clear();
         self.kept = KeptIndex::empty();
         self.trie = Trie::with_capacity(0);
-        self.holders = Holders::new(1);
+        self.trees_of_node = TreesOfNode::new(1);
         self.tree_of.clear();
         self.trees = vec![Open { free: limits.room(), tokens: 0, work: 0 }; ranks];
     }
@@ -174,9 +175,9 @@ impl Batch {
         }
         self.arena.push(sample);
         self.trie.insert(&self.arena);
-        self.holders.grow(self.trie.nodes.len());
+        self.trees_of_node.grow(self.trie.nodes.len());
         if let Some((upper, lower)) = self.trie.cut {
-            self.holders.copy(lower, upper);
+            self.trees_of_node.copy(lower, upper);
         }
         true
     }
@@ -204,7 +205,7 @@ impl Batch {
             if room[0] > most_free {
                 return None;
             }
-            let found = least_work(&mut self.holders.trees(node).iter().copied(), room);
+            let found = least_work(&mut self.trees_of_node.trees(node).iter().copied(), room);
             if found.is_some() {
                 return found;
             }
@@ -217,8 +218,8 @@ impl Batch {
         let open = &mut self.trees[tree as usize];
         let mut node = self.trie.leaf.last().copied().unwrap_or(ROOT);
         let mut pairs = 0;
-        while node != ROOT && !self.holders.holds(node, tree) {
-            self.holders.add(node, tree);
+        while node != ROOT && !self.trees_of_node.holds(node, tree) {
+            self.trees_of_node.add(node, tree);
             pairs += self.trie.nodes[node as usize].pairs();
             node = self.trie.nodes[node as usize].parent;
         }
