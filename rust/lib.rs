@@ -43,14 +43,14 @@ mod writer;
 #[cfg(feature = "python")]
 mod python;
 
-pub use arrays::{Field, Sizes, TreeView, ALIGN};
-pub use error::{Fault, PackError, MAX_INDEX};
+pub use arrays::{Axis, Field, Present, Sizes, TreeArray, TreeView, ALIGN, ARRAYS};
+pub use error::{Fault, PackError, Words, MAX_INDEX};
 pub use layout::Disagreement;
 pub use options::{Options, Order, Placement};
 pub use pack::pack;
 pub use packed::{Packed, Skipped, Stats, Tree};
 pub use padding::{mask_bytes, token_spans, Bits};
-pub use plan::Balance;
+pub use plan::{work, Balance};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};
 pub use stream::{Added, Stream};
-pub use tiles::{tile_lists, TileLists, MIN_RUN};
+pub use tiles::{tile_lists, TileLists, MIN_RUN, TILE_SIZES};

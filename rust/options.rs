@@ -1,6 +1,6 @@
 //! What a caller asks for: budgets of a tree, branching, order, placement, ranks.
 
-use crate::error::{PackError, MAX_INDEX};
+use crate::error::{Fault, PackError, MAX_INDEX};
 
 /// Order of siblings and of roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,29 +63,21 @@ impl Options {
 
     /// The budgets of a tree, checked.
     pub fn limits(&self) -> Result<Limits, PackError> {
+        let refuse = |option, got: u64, allowed| Err(Fault::Option { option, got: got.to_string(), allowed });
         let positive = |option, value: u64| match value {
-            0 => {
-                let (got, allowed) = (value.to_string(), "1 or more".to_string());
-                Err(PackError::Option { option, got, allowed })
-            }
+            0 => refuse(option, value, "1 or more".to_string()),
             value => Ok(value),
         };
         positive("max_tokens", self.max_tokens)?;
         let multiple = positive("pad_to_multiple_of", self.pad_to_multiple_of)?;
         positive("vocab_size", self.vocab_size.unwrap_or(1))?;
         if !(1..=MAX_RANKS).contains(&self.ranks) {
-            let (got, allowed) = (self.ranks.to_string(), format!("1 to {MAX_RANKS}"));
-            return Err(PackError::Option { option: "ranks", got, allowed });
+            refuse("ranks", self.ranks, format!("1 to {MAX_RANKS}"))?;
         }
         if multiple > self.max_tokens {
-            return Err(PackError::Option {
-                option: "pad_to_multiple_of",
-                got: multiple.to_string(),
-                allowed: format!(
-                    "up to max_tokens={}, since every tree is padded to a multiple of it",
-                    self.max_tokens
-                ),
-            });
+            let most = self.max_tokens;
+            let allowed = format!("up to max_tokens={most}, since every tree is padded to a multiple of it");
+            refuse("pad_to_multiple_of", multiple, allowed)?;
         }
         let tokens = self.max_tokens.min(MAX_INDEX);
         Ok(Limits {

@@ -60,7 +60,7 @@ impl Stream {
 
     /// Takes the one sample of `sample`. An error leaves the stream as it was.
     pub fn add(&mut self, sample: &Samples) -> Result<Added, PackError> {
-        let checked = self.check(sample).map_err(|error| error.counted_from(self.count))?;
+        let checked = self.check(sample).map_err(|error| self.numbered(error))?;
         let Checked { runs, kept, overlong } = checked;
         if let Some(reason) = overlong {
             let skipped = Skipped { sample: self.count, tokens: sample.ids[0].len(), reason };
@@ -107,7 +107,7 @@ impl Stream {
     fn check(&self, sample: &Samples) -> Result<Checked, PackError> {
         if sample.len() != 1 {
             let (got, allowed) = (format!("{} samples", sample.len()), "one at a time".to_string());
-            return Err(PackError::Option { option: "Stream::add", got, allowed });
+            return Err(Fault::Option { option: "Stream::add", got, allowed }.into());
         }
         sample.check()?;
         if let Some(batch) = self.batch.as_ref().filter(|batch| !batch.arena.has_columns_of(sample)) {
@@ -131,8 +131,13 @@ impl Stream {
         if let Some(reason) = overlong.clone().filter(|_| !self.options.skip_overlong) {
             return Err(reason);
         }
-        let overlong = overlong.map(|reason| reason.counted_from(self.count));
+        let overlong = overlong.map(|reason| self.numbered(reason));
         Ok(Checked { runs, kept, overlong })
+    }
+
+    /// An error of the one sample of a call, with the number that the sample has in the stream.
+    fn numbered(&self, error: PackError) -> PackError {
+        PackError { sample: error.sample.map(|_| self.count), ..error }
     }
 }
 

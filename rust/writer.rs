@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::arrays::{Arrays, Schema, Sizes};
-use crate::error::{PackError, MAX_INDEX};
+use crate::error::{Fault, PackError, MAX_INDEX};
 use crate::groups::Groups;
 use crate::kept_sets::KeptIndex;
 use crate::layout::{write_padding, write_position_column, write_positions, Shape};
@@ -32,8 +32,8 @@ impl Writer<'_, '_> {
         let schema = Schema::new(self.samples, self.options.label_branching);
         let members = forest.members();
         let bound = self.bound(&schema, forest, &members, kept_totals);
-        let mut slab =
-            Slab::new(bound).map_err(|error| PackError::Memory { bytes: bound as u64, error: error.to_string() })?;
+        let no_memory = |error: std::io::Error| Fault::Memory { bytes: bound as u64, error: error.to_string() };
+        let mut slab = Slab::new(bound).map_err(no_memory)?;
         let offsets = self.samples.offsets();
         let mut shape = Shape::new(self.trie);
         let mut terms = Terms::default();

@@ -9,7 +9,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._core import PackError
+from .errors import PackError
 from .extras import require
 from .packed import Packed, Skipped, Stats
 from .packer import Packer

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._core import PackError
 from .arrays import (
     Array,
     is_array,
@@ -24,9 +23,10 @@ from .arrays import (
 )
 from .batches import read_flat, read_padded
 from .columns import BOTH, COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, REAL, Format, Inputs, check_name, group_codes
+from .errors import PackError, Where
 from .usual import disguised_mask, no_ids
 
-Convert = Callable[[Any, str], Array]
+Convert = Callable[[Any, Where], Array]
 
 
 def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
@@ -36,7 +36,7 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))
-        _check_needed(batch, "the batch", lambda name: _begins_like(batch[name], batch[IDS]))
+        _check_needed(batch, Where("the batch"), lambda name: _begins_like(batch[name], batch[IDS]))
         if "cu_seqlens" in batch:
             return read_flat(batch, frozenset(per_token), frozenset(per_sample))
         return read_padded(batch)
@@ -54,12 +54,12 @@ def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
             raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
 
 
-def _check_needed(columns: Mapping[str, Any], where: str, per_token: Callable[[str], bool]) -> None:
+def _check_needed(columns: Mapping[str, Any], where: Where, per_token: Callable[[str], bool]) -> None:
     """PackError without ids, or with a mask (one of the columns per token) that only its name keeps from being one."""
     if IDS not in columns:
-        raise PackError(f"{where} has {no_ids(columns)}")
+        raise where.error(f"has {no_ids(columns)}")
     if MASK not in columns and (mask := disguised_mask(columns, per_token)) is not None:
-        raise PackError(f"{where} has {mask}")
+        raise where.error(f"has {mask}")
 
 
 def _begins_like(value: Any, ids: Any) -> bool:
@@ -77,7 +77,7 @@ def _begins_like(value: Any, ids: Any) -> bool:
 def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if count == 0:
         return Inputs(ids=[])
-    _check_needed(columns, "sample 0: it", lambda name: is_array(columns[name][0]))
+    _check_needed(columns, Where("it", 0), lambda name: is_array(columns[name][0]))
     if REAL in columns:
         _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))
@@ -109,24 +109,22 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
 def _drop_padding(columns: dict[str, list[Any]], masks: list[Any]) -> None:
     """Cut what an attention mask marks as padding out of every per-token column, in place."""
     for i, mask in enumerate(masks):
-        where = f"sample {i}: {REAL}"
+        where = Where(REAL, i)
         real = to_attention_mask(mask, where)
         ids = columns.get(IDS, masks)[i]
         if real.ndim != 1 or not is_array(ids) or len(real) != len(ids):
             tokens = len(ids) if is_array(ids) else "no"
-            raise PackError(
-                f"{where} has shape {real.shape}; input_ids has {tokens} tokens, so one value for each is needed"
-            )
+            raise where.error(f"has shape {real.shape}; input_ids has {tokens} tokens, so one value for each is needed")
         if real.all():
             continue
         for name, values in columns.items():
             if name == KEPT or not is_array(values[i]):
                 continue
-            array = to_numpy(values[i], f"sample {i}: {name}")
+            array = to_numpy(values[i], Where(name, i))
             if array.shape[:1] != real.shape:
-                raise PackError(f"sample {i}: {name} has {len(array)} rows; {REAL} has {len(real)}")
+                raise Where(name, i).error(f"has {len(array)} rows; {REAL} has {len(real)}")
             if name == COUNTS and (array[~real] != 0).any():
-                raise PackError(f"sample {i}: sampling_mask_counts is not 0 at padding")
+                raise Where(name, i).error("is not 0 at padding")
             values[i] = array[real]
 
 
@@ -134,10 +132,10 @@ def _lists(values: list[Any], name: str, dtype: np.dtype[Any], convert: Convert)
     """Make every value of a one-axis column ready, in place."""
     at = _core.first_unready(values, dtype, [], 0)
     while at < len(values):
-        where = f"sample {at}: {name}"
+        where = Where(name, at)
         array = convert(values[at], where)
         if array.ndim != 1:
-            raise PackError(f"{where} has shape {array.shape}; one axis is needed")
+            raise where.error(f"has shape {array.shape}; one axis is needed")
         values[at] = array
         at = _core.first_unready(values, dtype, [], at + 1)
     return values
@@ -153,7 +151,7 @@ def _check_rows(values: list[Any], name: str, tokens: list[int]) -> None:
     if has == 1 and name not in (MASK, COUNTS):
         hint = "; a value for the whole sample is a number, not a list of one"
     shown = "1 row" if has == 1 else f"{has} rows"
-    raise PackError(f"sample {i}: {name} has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
+    raise Where(name, i).error(f"has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
 
 
 def _kept_lists(kept: list[Any], counts: list[Any], tokens: list[int]) -> tuple[list[Any], list[Any]]:
@@ -164,12 +162,12 @@ def _kept_lists(kept: list[Any], counts: list[Any], tokens: list[int]) -> tuple[
             kept[i], counts[i] = np.zeros(0, np.int32), np.zeros(tokens[i], np.int32)
         elif has_ids is None or has_counts is None:
             has, lacks = (COUNTS, KEPT) if has_ids is None else (KEPT, COUNTS)
-            raise PackError(f"sample {i}: it has {has} and no {lacks}; {BOTH}")
+            raise PackError(f"it has {has} and no {lacks}; {BOTH}", sample=i)
     _lists(counts, COUNTS, int32, to_int32)
     _check_rows(counts, COUNTS, tokens)
     at = _core.first_unready(kept, int32, [], 0)
     while at < len(kept):
-        kept[at] = to_kept_ids(kept[at], counts[at], f"sample {at}: ")
+        kept[at] = to_kept_ids(kept[at], counts[at], Where(KEPT, at))
         at = _core.first_unready(kept, int32, [], at + 1)
     return kept, counts
 
@@ -182,19 +180,19 @@ def _mask_as(boolean: bool) -> Convert:
 def _token_lists(values: list[Any], name: str) -> tuple[list[Any], Format]:
     """Make a further per-token column ready: one dtype (the common one), one row shape (that of sample 0)."""
     convert = to_identity if name == IDENTITY else to_numpy
-    first = convert(values[0], f"sample 0: {name}")
+    first = convert(values[0], Where(name, 0))
     dtype, tail = first.dtype, first.shape[1:]
     if _core.first_unready(values, dtype, list(tail), 0) == len(values):
         return values, (dtype, tail)
     for i, value in enumerate(values):
-        where = f"sample {i}: {name}"
+        where = Where(name, i)
         if not is_array(value):
-            raise PackError(f"{where} is {value!r}; sample 0 has an array there, so one row per token is needed")
+            raise where.error(f"is {value!r}", against=(0, "has an array there, so one row per token is needed"))
         array = values[i] = convert(value, where)
         if array.size == 0 and array.ndim == 1:
             array = values[i] = array.reshape(0, *tail)
         if array.shape[1:] != tail:
-            raise PackError(f"{where} has rows of shape {array.shape[1:]}; sample 0 has rows of shape {tail}")
+            raise where.error(f"has rows of shape {array.shape[1:]}", against=(0, f"has rows of shape {tail}"))
     dtype = _common_dtype(values, name)
     for i, array in enumerate(values):
         values[i] = np.ascontiguousarray(array, dtype)
@@ -203,11 +201,11 @@ def _token_lists(values: list[Any], name: str) -> tuple[list[Any], Format]:
 
 def _common_dtype(arrays: list[Array], name: str) -> np.dtype[Any]:
     """The dtype that holds all values exactly; empty arrays say nothing."""
-    arrays = [array for array in arrays if array.size] or arrays
-    dtype: np.dtype[Any] = np.result_type(*{array.dtype for array in arrays})
-    if dtype.kind not in "iub" and all(array.dtype.kind in "iub" for array in arrays):
-        i, other = next((i, array.dtype) for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
-        raise TypeError(
-            f"sample {i}: {name} has dtype {other}; sample 0 has {arrays[0].dtype}, and no integer dtype holds both"
-        )
+    dtypes = {i: array.dtype for i, array in enumerate(arrays) if array.size} or {0: arrays[0].dtype}
+    dtype: np.dtype[Any] = np.result_type(*set(dtypes.values()))
+    if dtype.kind not in "iub" and all(one.kind in "iub" for one in dtypes.values()):
+        first = min(dtypes)
+        i = next(i for i, one in dtypes.items() if one != dtypes[first])
+        has = f"has {dtypes[first]}, and no integer dtype holds both"
+        raise Where(name, i).type_error(f"has dtype {dtypes[i]}", against=(first, has))
     return dtype

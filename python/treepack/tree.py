@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core, paths
-from ._core import PackError
+from ._core import ALIGN, ARRAYS, TILE_SIZES, PackError
 from .extras import require
 from .tree_columns import Columns
 
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 #: A NumPy array on the host, a torch tensor after `.to(device)`.
 Array = Any
 
-_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
-#: Tile sizes of the tile lists that attention reads.
-TILES = (128, 64)
-#: Every array starts at a multiple of this many bytes.
-ALIGN = 64
-_LONG = ("input_ids", "position_ids", "shift_labels")
+#: dtypes of the arrays beside the gathered columns, those of the tile lists among them.
+_DTYPES = {name: np.dtype(dtype) for name, dtype, *_ in ARRAYS} | {
+    f"tiles{size}.{part}": np.dtype(np.int32) for size in TILE_SIZES for part in ("rows", "items")
+}
 
 
 class PackedTree:
@@ -255,10 +253,11 @@ class PackedTree:
         if "tiles" not in self._views:
             fields = {name for name in self._fields if name.startswith("tiles")}
             if fields:
-                lists = {size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILES}
+                parts = ("rows", "items")
+                lists = {size: tuple(self._array(f"tiles{size}.{part}") for part in parts) for size in TILE_SIZES}
             else:
                 host = self._host()
-                lists = {size: self._make_tiles(host, size) for size in TILES}
+                lists = {size: self._make_tiles(host, size) for size in TILE_SIZES}
             self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
         tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
         return tiles
@@ -322,9 +321,8 @@ class PackedTree:
         return view
 
     def _format(self, name: str) -> Format:
-        if "." in name and not name.startswith("tiles"):
-            return self._formats[name.split(".", 1)[1]]
-        return (_INT64 if name in _LONG else _INT32), ()
+        dtype = _DTYPES.get(name)
+        return self._formats[name.split(".", 1)[1]] if dtype is None else (dtype, ())
 
     def _zeros(self, name: str, count: int) -> Array:
         """What a call without kept sets has instead of their arrays; not part of the buffer."""

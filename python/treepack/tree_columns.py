@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._core import PackError
+from .errors import OF_TOKEN, PackError
 
 if TYPE_CHECKING:
     from .tree import PackedTree
@@ -20,9 +20,13 @@ class Columns(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self._kind == "positions" and name in self._tree._disagreements:
             a, b, token = self._tree._disagreements[name]
+            column = f"positions[{name!r}]"
             raise PackError(
-                f"positions[{name!r}]: samples {a} and {b} share the position of token {token} and differ there; "
-                f"put it into `identity`, or read it per term: terms[{name!r}]"
+                (column, f" is another than that of sample {b}, with which it shares the position"),
+                sample=a,
+                token=token,
+                token_as=OF_TOKEN,
+                remedy=f"put it into `identity`, or read it per term: terms[{name!r}]",
             )
         key = f"{self._kind}.{name}"
         if key not in self._tree._fields:

@@ -26,7 +26,7 @@ pub struct Balance {
 
 /// Work of a tree: attention pairs plus a linear term per position.
 pub fn work(pairs: u64, tokens: u64) -> u64 {
-    pairs + PAIRS_PER_TOKEN * tokens
+    pairs.saturating_add(PAIRS_PER_TOKEN.saturating_mul(tokens))
 }
 
 /// Splits and orders the trees of a placement for `ranks`: tree `m * ranks + r` is that of rank r in micro-batch m.

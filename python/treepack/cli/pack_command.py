@@ -15,6 +15,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from .. import PackError
+from ..errors import PackTypeError
 from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
 from .inspect_command import columns_of
 from .terminal import counted, printable
@@ -93,8 +94,9 @@ def pack(
         done = f"{counted(shards, 'finished shard')} in {out}"
         print("treepack:", printable(f"stopped; {done}: go on with --resume"), file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    except (PackError, TypeError) as error:
-        raise _told(error, file) from None
+    except (PackError, PackTypeError) as error:
+        _for_command_line(error, file, pairs)
+        raise
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
     print(json.dumps(numbers) if as_json else _line(numbers, pairs))
 
@@ -138,15 +140,14 @@ def _line(numbers: dict[str, Any], pairs: bool) -> str:
     )
 
 
-def _told(error: Exception, file: str) -> Exception:
-    """The error with what to do at the command line; a TypeError that names no sample is a bug and stays one."""
-    text = str(error)
-    if isinstance(error, TypeError) and not text.startswith(("sample", "pair")):
-        return error
-    if "is the most a tree may hold" in text:
-        text += ": raise it, or leave such samples out with --overlong skip"
-    text = text.replace("overlong='skip'", "--overlong skip").replace("raise max_tokens", "raise --max-tokens")
-    return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
+def _for_command_line(error: PackError | PackTypeError, file: str, pairs: bool) -> None:
+    """Say the file where the error is of samples in it, and what to do at the command line."""
+    if error.sample is not None or error.source:
+        error.source = f"{file}: {error.source}" if error.source else file
+    if error.budget is not None and pairs:
+        error.remedy = "raise --max-tokens, or leave such pairs out with --overlong skip"
+    elif error.budget is not None:
+        error.remedy = "raise it, or leave such samples out with --overlong skip"
 
 
 class _Bar:

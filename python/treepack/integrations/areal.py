@@ -31,6 +31,7 @@ import treepack
 from .. import _core
 from ..arrays import to_ids
 from ..columns import Flat, Inputs
+from ..errors import Where
 from .areal_tries import PackedTrie, TrieNode
 
 __all__ = ["PackedTrie", "TrieNode", "build_packed_tree_batch", "build_tries", "install", "uninstall"]
@@ -144,7 +145,7 @@ class _Batch:
                 "both must be (B, S)"
             )
         self.ids = input_ids
-        self.tokens = to_ids(input_ids.cpu().reshape(-1), "input_ids")
+        self.tokens = to_ids(input_ids.cpu().reshape(-1), Where("input_ids"))
         self.where: _Integers | None = None
         mask = attention_mask.cpu().contiguous()
         other = mask.is_floating_point() or mask.is_complex()
@@ -178,9 +179,8 @@ class _Batch:
                 samples, max_tokens=max_tokens, placement="first_fit", order=order, pad_to_multiple_of=max_tokens
             )
         except treepack.PackError as error:
-            if len(self.rows) == len(self.ids):
-                raise
-            raise treepack.PackError(f"of the rows with a token, {error}") from error
+            error.rename(lambda number: (int(self.rows[number]), "sample {}"))
+            raise
         return [PackedTrie(number, tree, self.rows[tree.sample_index]) for number, tree in enumerate(packed)]
 
     def micro_batches(self, tries: list[PackedTrie], data: dict[str, Any], max_tokens: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import arrays
+from ..errors import Where
 from .names import PER_TOKEN
 from .source import Chunk, ReadError, kind
 
@@ -109,7 +110,7 @@ class _Sample:
             raise self._error(name, f"[{at}] is {ids[at]}; allowed are ids from 0 to {LARGEST_ID}")
         return ids
 
-    def _per_token(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+    def _per_token(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
         """A value for each token; one for each token of the completion is filled up with zeros at the prompt."""
         array = self._convert(name, convert)
         if array.ndim and len(array) == len(self.ids):
@@ -122,7 +123,7 @@ class _Sample:
             allowed += f" or of the {len(self.ids) - self.prompt} completion tokens"
         raise self._error(name, f"has {has}; needed is {allowed}")
 
-    def _convert(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+    def _convert(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
         """The value as an array. It is then no longer in `row`."""
         value = self.row.pop(name)
         ids = name.endswith("_ids")
@@ -135,7 +136,7 @@ class _Sample:
         if value is None or isinstance(value, dict):
             raise self._error(name, f"is {kind(value)}; a list of {hint} is needed")
         try:
-            return convert(value, f"{self.where}: {self.names[name]}")
+            return convert(value, Where(self.names[name], source=self.where))
         except (ValueError, TypeError) as error:
             at = _culprit(value, ids)
             if at is None:
@@ -166,7 +167,7 @@ def _conversation(prompt: Any, messages: Any) -> Any:
     return prompt + messages
 
 
-def _to_mask(value: Any, where: str) -> Array:
+def _to_mask(value: Any, where: Where) -> Array:
     """A mask of 0 and 1, which some tools store as floats."""
     array = arrays.to_numpy(value, where)
     if array.dtype.kind == "f" and ((array == 0) | (array == 1)).all():
@@ -174,7 +175,7 @@ def _to_mask(value: Any, where: str) -> Array:
     mask = arrays.to_mask(array, where)
     if mask.dtype == np.uint8 and mask.size and mask.max() > 1:
         at = int((mask > 1).argmax())
-        raise ValueError(f"{where}[{at}] is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)")
+        raise where.error(f"is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)", at)
     return mask.astype(np.uint8, copy=False)
 
 
