@@ -3,9 +3,11 @@
 So a sample that gets another number changes a number, and what users named, "sample 7" say, stays as they named it.
 """
 
+import ast
 import copy
 import multiprocessing
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,6 +298,49 @@ def test_columns_per_position_on_which_samples_disagree():
 
 
 # ------------------------------------------------------------------------------------------ columns named "sample 7"
+
+
+def _texts_that_are_edited(tree):
+    """Lines that call a method that looks into a text, or a function of `re`, on `str(error)` or a name for it."""
+
+    def is_text(node):
+        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str"
+        return call and isinstance(node.args[0], ast.Name) and node.args[0].id in errors
+
+    errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)} | {"error"}
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and is_text(node.value)]
+    names = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            looked_at = [node.func.value, *node.args] if node.func.attr in _LOOKS else []
+            if any(is_text(x) or (isinstance(x, ast.Name) and x.id in names) for x in looked_at):
+                yield node.lineno
+
+
+_LOOKS = (
+    "sub",
+    "match",
+    "search",
+    "fullmatch",
+    "findall",
+    "replace",
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "split",
+)
+
+
+def test_no_text_of_an_error_is_edited_or_parsed():
+    bad = "try: f()\nexcept ValueError as e:\n text = str(e)\n {}"
+    for edit in ("re.sub('sample', 'pair', str(e))", "text.replace('a', 'b')", "text.startswith('sample')"):
+        assert list(_texts_that_are_edited(ast.parse(bad.format(edit)))) == [4]
+    assert list(_texts_that_are_edited(ast.parse(bad.format("print(text, str(e))")))) == []
+    files = sorted(Path(treepack.__file__).parent.rglob("*.py"))
+    assert len(files) > 50
+    found = [(path.name, line) for path in files for line in _texts_that_are_edited(ast.parse(path.read_text()))]
+    assert found == []
+
 
 NAMES = ["sample 7", "samples 7 and 9", "sample 0: x", "pair 7", "{}", "sample 7: {sample}"]
 

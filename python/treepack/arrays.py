@@ -209,7 +209,7 @@ def _stack(values: Any, where: Where) -> Array:
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
         array = array.astype(np.float32)
     if array.dtype.kind == "O":
-        largest = max(range(len(values)), key=lambda i: abs(values[i]))
+        largest = max(range(array.size), key=lambda i: abs(array[i])) if array.ndim == 1 else None
         raise Where(where.column, largest).error("holds an integer that does not fit into 64 bits")
     return array
 
