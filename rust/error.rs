@@ -109,6 +109,14 @@ impl Fault {
     }
 }
 
+impl PackError {
+    /// What is wrong, without sample and token.
+    pub fn detail(&self) -> String {
+        let Words { head, tail, .. } = self.fault.words();
+        head + &tail
+    }
+}
+
 impl From<Fault> for PackError {
     fn from(fault: Fault) -> Self {
         PackError { sample: None, token: None, fault }
@@ -160,8 +168,9 @@ mod tests {
         assert_eq!(error.to_string(), "sample 7: input_ids[3] is -5; allowed are ids from 0 to 9");
         (error.sample, error.token) = (Some(70), Some(30));
         assert_eq!(error.to_string(), "sample 70: input_ids[30] is -5; allowed are ids from 0 to 9");
+        assert_eq!(error.detail(), "input_ids is -5; allowed are ids from 0 to 9");
         (error.sample, error.token) = (None, None);
-        assert_eq!(error.to_string(), "input_ids is -5; allowed are ids from 0 to 9");
+        assert_eq!(error.to_string(), error.detail());
         let error = Fault::KeptDuplicate { id: 4 }.at_token(0, 2);
         assert_eq!(error.to_string(), "sample 0: the kept set of token 2 holds id 4 twice; a set holds an id once");
         let error = Fault::KeptMissing { other: 1 }.at_token(0, 2);
