@@ -42,8 +42,8 @@ def sections():
 
 def public(module):
     """`__all__` of a module, read and not imported: some need what is not installed."""
-    path = PACKAGE / (module.replace(".", "/") + ".py")
-    path = path if path.exists() else PACKAGE / module / "__init__.py"
+    path = PACKAGE.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)

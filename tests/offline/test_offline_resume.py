@@ -92,7 +92,7 @@ def test_what_a_killed_run_leaves_is_cleared_away(tmp_path):
 
 PROGRAM = """
     import sys
-    sys.path.insert(0, {tests!r})
+    sys.path[:0] = {tests!r}
     from test_offline_resume import write
 
     def progress(now):
@@ -107,7 +107,7 @@ PROGRAM = """
 def test_a_killed_process(tmp_path):
     def start(wait):
         code = textwrap.dedent(PROGRAM).format(
-            tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "killed"), wait=wait
+            tests=list(map(str, Path(__file__).parents[:2])), folder=str(tmp_path / "killed"), wait=wait
         )
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
