@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import PackError, __version__
+from .._core import PackError
+from .._version import __version__
 from ..readers import ReadError
 from .doctor_command import doctor
 from .inspect_command import inspect

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import PackError, __version__
+from .._core import PackError
+from .._version import __version__
 from ..offline.options import WINDOW
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .. import PackError
+from .._core import PackError
 from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
 from .inspect_command import columns_of
 from .terminal import counted, printable

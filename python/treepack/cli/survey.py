@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import Packed, PackedTree, Packer, pack
-from ..tree.packed import Skipped, Stats
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Skipped, Stats
+from ..tree.tree import PackedTree
 
 Placement = Literal["shared", "first_fit", "stream"]
 PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")

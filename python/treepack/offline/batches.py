@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackedTree, PackError, pack
-
+from .._core import PackError
+from ..packing import pack
 from ..tree.layout import formats_of
+from ..tree.tree import PackedTree
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs

@@ -16,11 +16,11 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from treepack import PackedTree, PackError
-
+from .._core import PackError
 from ..readers.source import first_line
 from ..tree.layout import KEPT, LABELS, dummy_tree
 from ..tree.packed import TreeSequence
+from ..tree.tree import PackedTree
 from . import manifest as manifests
 from .arrow import pa, pq
 from .pairs import PAIR

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from treepack import PackError
-
+from .._core import PackError
 from ..packing import options
 
 #: Raw tokens of a window. docs/offline.md has the measured effect on the ratio.

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treepack import PackedTree, PackError
-
+from .._core import PackError
 from ..inputs.columns import Format
 from ..tree.layout import ARRAYS, tree_from_arrays
+from ..tree.tree import PackedTree
 from .arrow import pa
 from .schema import COUNTS, DISAGREEMENTS, FIRST_SAMPLE, OPTIONAL, Formats, formats_in
 

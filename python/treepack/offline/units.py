@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
-
+from .._core import PackError
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Stats
+from ..tree.tree import PackedTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 

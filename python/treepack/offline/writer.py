@@ -15,9 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import treepack
-from treepack import PackError
-
+from .._core import PackError
+from .._version import __version__
 from ..readers.source import first_line
 from ..tree.layout import formats_of
 from . import manifest as manifests
@@ -87,7 +86,7 @@ def write(
     wanted = Manifest(
         options=asdict(options),
         source={"name": source, "fingerprint": rows.fingerprint},
-        treepack=treepack.__version__,
+        treepack=__version__,
     )
     held = _begin(folder, wanted, resume, overwrite)
     if held.finished:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import PackError
+from .._version import __version__
 from ..tree.tree import PackedTree
 from .bars import bars_of
 from .histograms import Histogram, length_histogram, sharing_histogram
@@ -136,8 +137,6 @@ def _template() -> Template:
 
 def _render(template: Template, title: str, totals: Totals, drawn: int, data: dict[str, Any]) -> str:
     """The template with everything in place. Only the page's own style and script can run: it names their hashes."""
-    from .. import __version__
-
     style, script = _asset("report.css"), "".join(map(_asset, SCRIPTS))
     return template.render(
         title=title,

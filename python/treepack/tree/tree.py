@@ -178,17 +178,17 @@ class PackedTree:
     def terms(self) -> Mapping[str, Array]:
         """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated (but for
         `group_id`, which only `samples` has)."""
-        return Columns(self, "terms")
+        return Columns("terms", self._fields, self._array, self._disagreements)
 
     @property
     def samples(self) -> Mapping[str, Array]:
         """Per-sample columns, (n,), in the order of `sample_index`."""
-        return Columns(self, "samples")
+        return Columns("samples", self._fields, self._array, self._disagreements)
 
     @property
     def positions(self) -> Mapping[str, Array]:
         """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share one disagree."""
-        return Columns(self, "positions")
+        return Columns("positions", self._fields, self._array, self._disagreements)
 
     # --- back to samples ---
 
