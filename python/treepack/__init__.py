@@ -44,6 +44,7 @@ def __getattr__(name: str) -> Any:
         return tree_attention
     if name == "term_log_probs":
         require("torch", "treepack.term_log_probs", "torch")
+        require("transformers", "treepack.term_log_probs", "transformers")
         from .integrations.transformers.logprobs import term_log_probs
 
         return term_log_probs
@@ -52,3 +53,7 @@ def __getattr__(name: str) -> Any:
 
         return report
     raise AttributeError(f"module 'treepack' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import PackError
+from .._optional import require
 from .._version import __version__
 from ..tree.tree import PackedTree
 from .bars import bars_of
@@ -100,7 +101,8 @@ def report(packed: Trees, *, title: str | None = None) -> Report:
         title: the page's headline, as plain text.
 
     Raises:
-        PackError: `packed` is something else, or jinja2 is not installed.
+        PackError: `packed` is something else.
+        ModuleNotFoundError: jinja2 is not installed.
 
     >>> import treepack
     >>> treepack.report(treepack.pack([{"input_ids": [1, 2, 3]}], max_tokens=8), title="one sample").html[:15]
@@ -124,10 +126,9 @@ def report(packed: Trees, *, title: str | None = None) -> Report:
 
 def _template() -> Template:
     """The page before anything is filled in."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise PackError("treepack.report needs jinja2: pip install 'treepack[cli]'") from error
+    require("jinja2", "treepack.report", "cli")
+    import jinja2
+
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
     # `tojson` writes <, >, & and ' as \u003c and so on: no text can end the script element that holds the data.

@@ -31,7 +31,8 @@ class Areal:
             self.build_packed_tree_batch: Callable[..., Any] = self.tree.build_packed_tree_batch
             names = tuple(inspect.signature(self.build_packed_tree_batch).parameters)
         except (ImportError, AttributeError) as error:
-            raise ImportError(f"this needs areal, known to work: {known} ({error})") from error
+            kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+            raise kind(f"this needs areal, known to work: {known} ({error})") from error
         if names != _NAMES:
             raise ImportError(f"build_packed_tree_batch of this areal takes {names}; known to work: areal {known}")
 

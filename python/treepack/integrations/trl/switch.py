@@ -28,8 +28,8 @@ def install() -> None:
     the same columns. Batchers and collators made before see the change, rows made before do not.
 
     Raises:
-        ImportError: TRL is not installed, lacks `trl.experimental.async_grpo.packing`, or packs otherwise than the
-            versions known to work.
+        ImportError: TRL is not installed (ModuleNotFoundError), lacks `trl.experimental.async_grpo.packing`, or packs
+            otherwise than the versions known to work.
     """
     if _before:
         return
@@ -48,14 +48,13 @@ def uninstall() -> None:
         _before.clear()
 
 
-# --- the switch -----------------------------------------------------------------------------------------------------
-
-
 def _modules() -> tuple[Any, Any]:
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError as error:
-        raise ImportError(f"TRL is not installed; treepack is known to work with trl {_known()}") from error
+        raise ModuleNotFoundError(
+            f"TRL is not installed; treepack is known to work with trl {_known()}", name="trl"
+        ) from error
     try:
         packing = importlib.import_module(f"{_PACKAGE}.packing")
         trainer = importlib.import_module(f"{_PACKAGE}.async_grpo_trainer")
