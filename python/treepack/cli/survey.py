@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
 from ..packing import Packer, pack
+from ..packing.options import Placement
 from ..tree.packed import Packed, Skipped, Stats
 from ..tree.tree import PackedTree
 
-Placement = Literal["shared", "first_fit", "stream"]
-PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 #: Columns that change a number of the survey; no other is read.
 COLUMNS = ("completion_mask", "identity")
 #: Trees of a stream that are kept to be drawn.

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,7 +83,7 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=asdict(options),
+        options=options.told(),
         source={"name": source, "fingerprint": rows.fingerprint},
         treepack=__version__,
     )

@@ -9,13 +9,13 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from .._core import Formats, PackError, PackStream
-from ..inputs import samples as inputs
-from ..inputs.columns import GROUP, Format, Inputs, ready_formats
+from .._core import PackError, PackStream
+from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
+from ..inputs.reader import Reader
 from ..tree.packed import Packed, Skipped, Stats
 from ..tree.tree import PackedTree
-from . import options
+from .options import PackOptions
 
 #: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
 PAIRS_PER_TOKEN = 8192
@@ -55,27 +55,15 @@ class Packer:
         pad_to_multiple_of: SupportsIndex | None = None,
         ranks: SupportsIndex = 1,
     ):
-        checked = options.keywords(
-            max_tokens=max_tokens,
-            max_terms=max_terms,
-            max_kept=max_kept,
-            vocab_size=vocab_size,
-            branching=branching,
-            order=order,
-            placement="shared",
-            overlong=overlong,
-            pad_to_multiple_of=pad_to_multiple_of,
-            ranks=ranks,
-        )
-        self.ranks: int = checked["ranks"]
-        self._max_tokens: int = checked["max_tokens"]
+        self._options = PackOptions.of(locals())
+        self.ranks = self._options.ranks
         self.skipped: list[Skipped] = []
         """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
         self.stats = _no_stats()
         """Numbers over all micro-batches closed so far, and over all skipped samples."""
-        self._stream = PackStream(checked)
-        self._like: Inputs | None = None
-        self._formats: Formats | None = None
+        self._stream = PackStream(self._options.for_rust())
+        self._reader = Reader()
+        self._like: Inputs | None = None  # the first sample, whose columns all others have
         self._groups: dict[Any, int] = {}
         self._count = 0  # samples taken or skipped so far
 
@@ -84,17 +72,9 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        if self._formats is None:
-            added = None
-        else:
-            try:
-                added = self._stream.add(sample, self._formats)
-            except PackError:
-                added = None  # `_add_unready` says it again, where more is known
-        if added is None:
-            added = self._add_unready(sample)
+        borrowed = self._reader.borrow(sample, self._stream.add)
+        closed, skipped = self._add_unready(sample) if borrowed is None else borrowed[0]
         self._count += 1
-        closed, skipped = added
         if skipped is not None:
             self.skipped.append(Skipped(*skipped))
             self.stats = _sum(self.stats, skipped=1)
@@ -108,7 +88,7 @@ class Packer:
 
     def __repr__(self) -> str:
         done = f"skipped={len(self.skipped)}, micro_batches={self.stats.trees // self.ranks}"
-        return f"Packer(max_tokens={self._max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
+        return f"Packer(max_tokens={self._options.max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
 
     def _add_unready(self, sample: Any) -> Any:
         """Add a sample that needs conversion, or the first one, which says what the columns are."""
@@ -130,13 +110,13 @@ class Packer:
             raise
         if self._like is None:
             self._like = columns
-            self._formats = ready_formats(columns)
+            self._reader.learn(columns)
         return added
 
     def _read(self, sample: dict[str, Any]) -> Inputs:
-        """`inputs.read`, with the number that the sample has in the stream in its messages."""
+        """The columns of one sample, with the number that the sample has in the stream in its messages."""
         try:
-            return inputs.read([sample], (), ())
+            return self._reader.read([sample])
         except (PackError, TypeError) as error:
             prefix = "sample 0: "
             if not str(error).startswith(prefix):

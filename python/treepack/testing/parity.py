@@ -23,7 +23,7 @@ from ..integrations.transformers.forward import hidden_alone
 from ..integrations.transformers.logprobs import term_log_probs
 from ..integrations.transformers.model import logit_options, output_head, unwrap
 from ..logprobs import head_log_probs
-from ..packing.batch import pack
+from ..packing import pack
 from .samples import as_samples
 
 __all__ = ["Parity", "check_parity"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._core import PackError
-from ...packing.batch import pack
+from ...packing import pack
 from ...tree.tree import PackedTree
 
 __all__ = ["TreeRow"]
