@@ -12,12 +12,12 @@ import torch
 from .._core import PackError
 from ..packing import pack
 from ..packing.options import Branching, Order, PackOptions
-from ..tree.tree import PackedTree
+from ..tree.tree import HostTree
 
 __all__ = ["DataCollatorForTreePacking", "tree_batch"]
 
 
-def tree_batch(tree: PackedTree) -> dict[str, Any]:
+def tree_batch(tree: HostTree) -> dict[str, Any]:
     """What Trainer wants to see of a packed tree: the tree, and labels to count.
 
     Returns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -36,6 +36,58 @@ class TermLogProbs(NamedTuple):
     """Scalar: the router's load-balancing loss over the raw tokens, without its coefficient."""
 
 
+@overload
+def head_log_probs(
+    hidden_states: Tensor,
+    weight: Tensor,
+    tree: Any,
+    *,
+    bias: Tensor | None = ...,
+    temperature: float = ...,
+    scale: float = ...,
+    softcap: float | None = ...,
+    entropy: Literal[False] = ...,
+    full_log_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def head_log_probs(
+    hidden_states: Tensor,
+    weight: Tensor,
+    tree: Any,
+    *,
+    bias: Tensor | None = ...,
+    temperature: float = ...,
+    scale: float = ...,
+    softcap: float | None = ...,
+    entropy: Literal[True],
+    full_log_probs: bool = ...,
+) -> TermLogProbs: ...
+@overload
+def head_log_probs(
+    hidden_states: Tensor,
+    weight: Tensor,
+    tree: Any,
+    *,
+    bias: Tensor | None = ...,
+    temperature: float = ...,
+    scale: float = ...,
+    softcap: float | None = ...,
+    entropy: bool = ...,
+    full_log_probs: Literal[True],
+) -> TermLogProbs: ...
+@overload
+def head_log_probs(
+    hidden_states: Tensor,
+    weight: Tensor,
+    tree: Any,
+    *,
+    bias: Tensor | None = ...,
+    temperature: float = ...,
+    scale: float = ...,
+    softcap: float | None = ...,
+    entropy: bool = ...,
+    full_log_probs: bool = ...,
+) -> Tensor | TermLogProbs: ...
 def head_log_probs(
     hidden_states: Tensor,
     weight: Tensor,
@@ -47,7 +99,7 @@ def head_log_probs(
     softcap: float | None = None,
     entropy: bool = False,
     full_log_probs: bool = False,
-) -> Any:
+) -> Tensor | TermLogProbs:
     """Log-probs of the loss terms from hidden states, for any model; `treepack.term_log_probs` runs a Hugging Face one.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from .._core import PackError
 from ..packing import Packer, pack
 from ..tree.packed import Packed, Stats
-from ..tree.tree import PackedTree
+from ..tree.tree import HostTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -30,7 +30,7 @@ FLOATS = ("advantage", "old_log_probs", "ref_log_probs", "reward")
 class Unit(NamedTuple):
     """Trees, and what of the input they hold."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     first: int
     """The row of the input at which the unit starts."""
     rows: int

@@ -14,13 +14,13 @@ from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
 from ..inputs.reader import Reader
 from ..tree.packed import Packed, Skipped, Stats
-from ..tree.tree import PackedTree
+from ..tree.tree import HostTree
 from .options import PackOptions
 
 #: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
 PAIRS_PER_TOKEN = 8192
 
-MicroBatch = tuple[PackedTree, ...]
+MicroBatch = tuple[HostTree, ...]
 _ALL_OR_NONE = "give it in every sample or in none"
 
 

@@ -15,14 +15,15 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from .._core import PackError
 from .._optional import require
 from .._version import __version__
-from ..tree.tree import PackedTree
+from ..tree.packed import Packed
+from ..tree.tree import HostTree, PackedTree
 from .bars import bars_of
 from .histograms import Histogram, length_histogram, sharing_histogram
 from .pictures import grey, mask_of, tiles_of
@@ -93,6 +94,14 @@ class Report:
         return f"Report({len(self.html.encode()):,} bytes of HTML; .save(path) writes them)"
 
 
+@overload
+def report(packed: Packed, *, title: str | None = None) -> Report: ...
+@overload
+def report(packed: PackedTree, *, title: str | None = None) -> Report: ...
+@overload
+def report(packed: Sequence[PackedTree], *, title: str | None = None) -> Report: ...
+@overload
+def report(packed: Sequence[Sequence[PackedTree]], *, title: str | None = None) -> Report: ...
 def report(packed: Trees, *, title: str | None = None) -> Report:
     """A page that shows what was packed: the trees as nested bars, attention masks, tiles, lengths and sharing.
 
@@ -152,7 +161,7 @@ def _render(template: Template, title: str, totals: Totals, drawn: int, data: di
     )
 
 
-def _tree(tree: PackedTree, bars: int, trees: int) -> dict[str, Any]:
+def _tree(tree: HostTree, bars: int, trees: int) -> dict[str, Any]:
     """What the page draws of one tree out of `trees`."""
     segments = segments_of(tree)
     drawn = bars_of(segments, bars, RUNS // trees)
@@ -182,7 +191,7 @@ def _tree(tree: PackedTree, bars: int, trees: int) -> dict[str, Any]:
     }
 
 
-def _pictures(tree: PackedTree, most: int) -> dict[str, Any]:
+def _pictures(tree: HostTree, most: int) -> dict[str, Any]:
     """The mask and the tiles of a tree: half the pixels along a side until both files together are short enough."""
     pixels = PIXELS
     while True:

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from .._core import PackError
-from .tree import PackedTree
+from .tree import HostTree, PackedTree
 
 if TYPE_CHECKING:
     from .._core import PackedTrees
@@ -53,7 +53,7 @@ class Stats:
     """Host time by phase."""
 
 
-class TreeSequence(Sequence[PackedTree]):
+class TreeSequence(Sequence[HostTree]):
     """A sequence of trees, with errors for what is easily mistaken."""
 
     if not TYPE_CHECKING:  # a type checker says it by itself
@@ -79,7 +79,7 @@ class Packed(TreeSequence):
         self.ranks = ranks
         self._core = core
         self._formats = formats
-        self._trees: list[PackedTree | None] = [None] * len(core)
+        self._trees: list[HostTree | None] = [None] * len(core)
         self._total_milliseconds = (perf_counter() - started) * 1e3
 
     @cached_property
@@ -101,10 +101,10 @@ class Packed(TreeSequence):
         return len(self._trees)
 
     @overload
-    def __getitem__(self, index: int) -> PackedTree: ...
+    def __getitem__(self, index: int) -> HostTree: ...
     @overload
-    def __getitem__(self, index: slice) -> list[PackedTree]: ...
-    def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
+    def __getitem__(self, index: slice) -> list[HostTree]: ...
+    def __getitem__(self, index: int | slice) -> HostTree | list[HostTree]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         try:
@@ -119,10 +119,10 @@ class Packed(TreeSequence):
             tree = self._trees[at] = PackedTree(core.buffer(at), fields, self._formats, disagreements)
         return tree
 
-    def __iter__(self) -> Iterator[PackedTree]:
+    def __iter__(self) -> Iterator[HostTree]:
         return (self[i] for i in range(len(self)))
 
-    def for_rank(self, rank: int) -> list[PackedTree]:
+    def for_rank(self, rank: int) -> list[HostTree]:
         """The trees of one rank, one for each micro-batch: the same number for every rank."""
         if not 0 <= rank < self.ranks:
             raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")

@@ -6,29 +6,112 @@ log_probs = treepack.term_log_probs(model, tree)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from ...logprobs.api import TermLogProbs, check_temperature, head_values, label_log_probs, labels_of
+from ...tree.tree import PackedTree
 from .forward import forward_tree, router_aux_loss
 from .model import logit_options, output_head, unwrap
 
 __all__ = ["term_log_probs"]
 
+#: (hidden states (1, N, h), shift_labels (1, N)) -> the log-prob of each label.
+Head = Callable[[Tensor, Tensor], Tensor]
 
+
+# A flag that a type checker sees to be True says what comes back; one that it cannot see leaves both.
+@overload
 def term_log_probs(
     model: Any,
-    tree: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: Literal[False] = ...,
+    full_log_probs: Literal[False] = ...,
+    hidden_states: Literal[False] = ...,
+    aux_loss: Literal[False] = ...,
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> Tensor: ...
+@overload
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: Literal[True],
+    full_log_probs: bool = ...,
+    hidden_states: bool = ...,
+    aux_loss: bool = ...,
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> TermLogProbs: ...
+@overload
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: bool = ...,
+    full_log_probs: Literal[True],
+    hidden_states: bool = ...,
+    aux_loss: bool = ...,
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> TermLogProbs: ...
+@overload
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: bool = ...,
+    full_log_probs: bool = ...,
+    hidden_states: Literal[True],
+    aux_loss: bool = ...,
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> TermLogProbs: ...
+@overload
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: bool = ...,
+    full_log_probs: bool = ...,
+    hidden_states: bool = ...,
+    aux_loss: Literal[True],
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> TermLogProbs: ...
+@overload
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
+    *,
+    temperature: float = ...,
+    entropy: bool = ...,
+    full_log_probs: bool = ...,
+    hidden_states: bool = ...,
+    aux_loss: bool = ...,
+    head: Head | None = ...,
+    impl: str | None = ...,
+) -> Tensor | TermLogProbs: ...
+def term_log_probs(
+    model: Any,
+    tree: PackedTree[Tensor],
     *,
     temperature: float = 1.0,
     entropy: bool = False,
     full_log_probs: bool = False,
     hidden_states: bool = False,
     aux_loss: bool = False,
-    head: Callable[[Tensor, Tensor], Tensor] | None = None,
+    head: Head | None = None,
     impl: str | None = None,
-) -> Any:
+) -> Tensor | TermLogProbs:
     """Log-probs of the loss terms under a Hugging Face model, differentiable in all its parameters.
 
     Args:
