@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
-
-from ..errors import PackTypeError
+from ..errors import PackError, PackTypeError
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Stats
+from ..tree.tree import HostTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -28,7 +29,7 @@ FLOATS = ("advantage", "old_log_probs", "ref_log_probs", "reward")
 class Unit(NamedTuple):
     """Trees, and what of the input they hold."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     first: int
     """The row of the input at which the unit starts."""
     rows: int
