@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The order of the rooms, and the only place that has it: a room imports from the lines above its own.
 PYTHON = """
-    errors
-    _core _optional _version
+    errors _optional _version
+    _core
     inputs kernels synthetic
     tree
     packing attention

@@ -116,8 +116,15 @@ def check_parity(
     log_probs = _largest([a - b for a, b in zip(ours[0], theirs[0], strict=True)])
     stats = packed.stats
     found = Parity(
-        stats.samples, stats.terms, stats.raw_tokens, stats.packed_tokens, stats.trees, log_probs,
-        difference / scale if some else None, worst)  # fmt: skip
+        stats.samples,
+        stats.terms,
+        stats.raw_tokens,
+        stats.packed_tokens,
+        stats.trees,
+        log_probs,
+        difference / scale if some else None,
+        worst,
+    )
     if dtype in _TOLERANCES or log_prob_tolerance is not None or gradient_tolerance is not None:
         defaults = _TOLERANCES.get(dtype, (float("inf"), float("inf")))
         allowed = defaults[0] if log_prob_tolerance is None else log_prob_tolerance

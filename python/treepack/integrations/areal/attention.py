@@ -71,8 +71,15 @@ def replacements() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
             return their_forward(query, key, value, attention_mask, softmax_scale, *args, **kwargs)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         out = tree_attention(
-            q, k, v, tiles, scale=softmax_scale, sliding_window=kwargs.get("sliding_window"),
-            softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"))  # fmt: skip
+            q,
+            k,
+            v,
+            tiles,
+            scale=softmax_scale,
+            sliding_window=kwargs.get("sliding_window"),
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux"),
+        )
         assert isinstance(out, Tensor)
         return out.transpose(1, 2)
 

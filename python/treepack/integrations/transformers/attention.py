@@ -86,8 +86,16 @@ def tree_attention_forward(
         # As autocast treats torch's own attention: rotary embeddings leave float32, projections do not.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     out = tree_attention(
-        query, key, value, tiles, scale=scaling, sliding_window=window, softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"), impl=kwargs.get("impl"))  # fmt: skip
+        query,
+        key,
+        value,
+        tiles,
+        scale=scaling,
+        sliding_window=window,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        impl=kwargs.get("impl"),
+    )
     assert isinstance(out, Tensor)
     if not torch.compiler.is_compiling():
         tiles.derived["layers"] = tiles.derived.get("layers", 0) + 1
