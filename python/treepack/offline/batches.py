@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackedTree, PackError, pack
-
-from ..tree_arrays import formats_of
+from .._core import PackError
+from ..packing import pack
+from ..tree.layout import formats_of
+from ..tree.tree import HostTree
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
@@ -58,7 +59,7 @@ def pack_batch(
     return table_of(trees, [None] * len(trees), arrow_schema(formats_of(like[0])))
 
 
-def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
+def _trees(columns: dict[str, list[Any]], options: Options) -> list[HostTree]:
     if not options.pairs:
         return list(pack(_samples(columns), **options.pack_keywords()))
     return [tree for one in pack_pairs(_pairs(columns), options)[0] for tree in one]

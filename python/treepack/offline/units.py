@@ -8,14 +8,15 @@ Memory: the samples and trees of one unit.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
-
+from ..errors import PackError, PackTypeError
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Stats
+from ..tree.tree import HostTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -28,7 +29,7 @@ FLOATS = ("advantage", "old_log_probs", "ref_log_probs", "reward")
 class Unit(NamedTuple):
     """Trees, and what of the input they hold."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     first: int
     """The row of the input at which the unit starts."""
     rows: int
@@ -91,8 +92,9 @@ def _pack_window(window: list[Any], options: Options, start: int) -> Unit:
         return Unit(trees, start, count, [part.stats for part in packed], 2 * skipped, None)
     try:
         one: Packed = pack([as_floats(sample) for sample in window], **options.pack_keywords())
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
     window.clear()
     return Unit(list(one), start, count, [one.stats], len(one.skipped), start)
 
@@ -125,19 +127,11 @@ def _packer(options: Options) -> Packer:
 def _add(packer: Packer, sample: Sample, start: int) -> list[Any]:
     try:
         return packer.add(sample)
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
 
 
 def _micro_batch(packer: Packer, closed: list[Any], start: int, count: int) -> Unit:
     trees = [tree for trees in closed for tree in trees]
     return Unit(trees, start, count, [packer.stats], len(packer.skipped), start)
-
-
-def numbered(error: Exception, start: int) -> Exception:
-    """The same error with the numbers of samples counted from the start of the input."""
-
-    def shift(match: re.Match[str]) -> str:
-        return re.sub(r"\d+", lambda number: str(int(number[0]) + start), match[0])
-
-    return type(error)(re.sub(r"\bsamples? \d+(?: and \d+)?", shift, str(error)))

@@ -11,15 +11,13 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import treepack
-from treepack import PackError
-
+from .._core import PackError
+from .._version import __version__
 from ..readers.source import first_line
-from ..tree_arrays import formats_of
+from ..tree.layout import formats_of
 from . import manifest as manifests
 from .arrow import pa, pq
 from .manifest import Manifest, Shard
@@ -85,9 +83,9 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=asdict(options),
+        options=options.told(),
         source={"name": source, "fingerprint": rows.fingerprint},
-        treepack=treepack.__version__,
+        treepack=__version__,
     )
     held = _begin(folder, wanted, resume, overwrite)
     if held.finished:
@@ -240,7 +238,8 @@ class _Writer:
             table = table_of(trees, first_samples, self._schema)
         except PackError as error:
             what = "pairs" if self._options.pairs else "samples"
-            raise PackError(f"{what} {unit.first} to {unit.first + unit.rows - 1}: {error}") from None
+            error.source = f"{what} {unit.first} to {unit.first + unit.rows - 1}"
+            raise
         with _writing(self._part):
             self._file.write_table(table, row_group_size=len(trees))
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._optional import require
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
 
 if TYPE_CHECKING:
@@ -20,11 +21,10 @@ class Parquet:
     unit = "row"
 
     def __init__(self, path: Path):
-        try:
-            from pyarrow import ArrowException
-            from pyarrow.parquet import ParquetFile
-        except ImportError:
-            raise ReadError(f"{path}: Parquet needs pyarrow: pip install 'treepack[cli]'") from None
+        require("pyarrow", f"{path}: Parquet", "cli")
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+
         self.path = path
         self.fraction = 0.0
         # An absolute path: pyarrow takes a relative one with a colon in it for an address.
@@ -69,10 +69,9 @@ class Dataset:
     unit = "row"
 
     def __init__(self, path: Path):
-        try:
-            import datasets
-        except ImportError:
-            raise ReadError(f"{path}: a Hugging Face dataset needs: pip install datasets") from None
+        require("datasets", f"{path}: a Hugging Face dataset")
+        import datasets
+
         self.path = path
         self.fraction = 0.0
         self.names: list[str] = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._optional import require
 from .source import ReadError, first_line, kind
 
 Array = npt.NDArray[Any]
@@ -26,10 +27,9 @@ class ChatEncoder:
     def __init__(self, folder: str):
         if not Path(folder).is_dir():
             raise ReadError(f"tokenizer {folder}: no such folder; name one that save_pretrained of a tokenizer wrote")
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise ReadError("chat messages need transformers: pip install transformers") from None
+        require("transformers", f"tokenizer {folder}: it", "transformers")
+        from transformers import AutoTokenizer
+
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # whatever a wrong folder makes it raise

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from .._optional import require
 from .source import CHUNK_BYTES, Chunk, ReadError, first_line, kind
 
 SUFFIXES = tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
@@ -83,10 +84,9 @@ class JsonLines:
         if self.path.suffix == ".gz":
             return iter(cast(Any, gzip.GzipFile(fileobj=raw)))
         if self.path.suffix == ".zst":
-            try:
-                import pyarrow
-            except ImportError:
-                raise ReadError(f"{self.path}: .zst needs pyarrow: pip install 'treepack[cli]'") from None
+            require("pyarrow", f"{self.path}: .zst", "cli")
+            import pyarrow
+
             return iter(io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
         return iter(raw)
 

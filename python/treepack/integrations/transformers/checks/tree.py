@@ -1,0 +1,150 @@
+"""What depends on the tree that a Hugging Face model is to run, beside the model: rotary embeddings that follow the
+longest sample of the row, and places for images.
+
+Read on the host, from the arrays that the tree was packed into: no device is waited for, but for a tree that came to
+its device in another way, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ....tree.tree import PackedTree
+
+__all__ = ["ROW_CHECKED", "check_ids", "check_tree", "row_is_short", "row_rope"]
+
+#: Key in `TreeTiles.derived` of a tree that `check_tree` has passed for the model that runs it.
+ROW_CHECKED = "row_checked"
+
+# Ids in the config of a model that stand in a sample for what another encoder makes.
+_PLACEHOLDERS = [
+    f"{what}{of}" for what in ("image", "video", "audio", "speech") for of in ("_token_id", "_token_index")
+] + ["image_pad_token_id", "audio_pad_token_id", "image_patch_id"]
+
+
+def check_tree(model: Any, tree: Any) -> None:
+    """Raises ValueError where a model that `check_model` passes would be wrong on this tree.
+
+    Args:
+        model: a Hugging Face model without its wrappers (what `check_model` returns).
+        tree: a `PackedTree`, on any device.
+    """
+    name = type(model).__name__
+    if not isinstance(tree, PackedTree):
+        raise TypeError(
+            f"{name} wants to see the samples of the tree: a PackedTree is needed, not a {type(tree).__name__}"
+        )
+    rope = row_rope(model.config.get_text_config())
+    if rope is not None:
+        check_rope(name, *rope, tree)
+    places = {}
+    config = model.config
+    encoders = config.get_text_config() is not config or any(
+        getattr(config, f"{what}_config", None) is not None for what in ("vision", "audio", "speech")
+    )
+    for setting in _PLACEHOLDERS if encoders else ():
+        token = getattr(config, setting, None)
+        if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+            places[token] = setting
+    if places:
+        check_placeholders(name, places, tree)
+
+
+def row_rope(config: Any) -> tuple[str, int] | None:
+    """(kind, limit) of rotary embeddings whose frequencies follow the longest sample of the row, or None: "dynamic"
+    and "longrope". Linear, YaRN and Llama 3 scaling are the same at any length."""
+    for attribute in ("rope_parameters", "rope_scaling"):
+        found = getattr(config, attribute, None)
+        if not isinstance(found, Mapping):
+            continue
+        for one in (found, *found.values()):  # some configs have them by type of layer
+            kind = (one.get("rope_type") or one.get("type")) if isinstance(one, Mapping) else None
+            if not isinstance(kind, str):
+                continue
+            longest = getattr(config, "max_position_embeddings", None) or 0
+            if "dynamic" in kind:
+                return kind, longest
+            if kind in ("longrope", "su"):
+                original = one.get("original_max_position_embeddings")
+                return kind, original or getattr(config, "original_max_position_embeddings", None) or longest
+    return None
+
+
+def row_is_short(config: Any, longest: int) -> bool:
+    """Whether the rotary embeddings of a row whose longest sample has `longest` tokens are those of each sample."""
+    rope = row_rope(config)
+    return rope is None or _unscaled(*rope, longest)
+
+
+def _unscaled(kind: str, limit: int, tokens: int) -> bool:
+    """Whether a sample of so many tokens has the frequencies below the limit, which "dynamic" leaves at it and
+    "longrope" above it."""
+    return tokens < limit if "dynamic" in kind else tokens <= limit
+
+
+def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
+    """Refuse a tree on which frequencies that follow its longest sample are not those of each sample."""
+    host = tree.numpy()
+    if not host.num_samples:
+        return
+    last = host.cu_segments[host.sample_last_segment + 1] - 1
+    length = host.position_ids[last] + 1
+    long, short = int(length.argmax()), int(length.argmin())
+    of = host.sample_index
+    if _unscaled(kind, limit, length[long]):
+        return
+    if "dynamic" in kind:
+        raise ValueError(
+            f"{name} has {kind} rotary embeddings, whose frequencies follow the longest sample of a row from "
+            f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so samples would be "
+            "computed with the frequencies of another one, or of an earlier call: keep samples below "
+            f"{limit} tokens, or run them unpacked"
+        )
+    if _unscaled(kind, limit, length[short]):
+        raise ValueError(
+            f"{name} has {kind} rotary embeddings, which change above original_max_position_embeddings = {limit} "
+            f"tokens for all samples of a row: sample {of[short]} has {length[short]} tokens and sample {of[long]} "
+            f"{length[long]}, so one of them would be wrong; pack samples of up to {limit} tokens and longer ones in "
+            "calls of their own"
+        )
+
+
+def check_placeholders(name: str, places: Mapping[int, str], tree: Any) -> None:
+    """Refuse a tree with a token that stands for (a part of) an image, a video or a sound."""
+    host = tree.numpy()
+    ids = host.input_ids
+    hit = np.isin(ids, list(places)) & (host.position_samples > 0)
+    if not hit.any():
+        return
+    at = int(hit.argmax())
+    token = int(ids[at])
+    raise ValueError(
+        f"{_sample_at(tree, at)}: token id {token} (packed position {at}) is {places[token]} of {name}, which stands "
+        "for what an encoder makes of an image, a video or a sound; packed trees run text alone (the encoder's output, "
+        "positions with several axes and attention both ways within an image would be lost), so run such samples "
+        "unpacked"
+    )
+
+
+def check_ids(model: Any, tree: Any) -> None:
+    """Raises ValueError for an id that the model has no embedding for; on the CPU alone, as a GPU would have to be
+    waited for."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is None or tree.input_ids.device.type != "cpu" or not len(tree.input_ids):
+        return
+    largest = int(tree.input_ids.max())
+    if largest >= rows:
+        at = int(tree.input_ids.argmax())
+        raise ValueError(
+            f"{_sample_at(tree, at)}: token id {largest} (packed position {at}), but {type(model).__name__} has {rows} "
+            "embeddings; pack(vocab_size=...) looks at every id"
+        )
+
+
+def _sample_at(tree: Any, position: int) -> str:
+    """The first sample that passes a packed position, for a message."""
+    paths = zip(tree.path_index(), tree.sample_index.tolist(), strict=True)
+    return next((f"sample {sample}" for path, sample in paths if position in path), "padding")

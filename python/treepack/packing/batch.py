@@ -1,0 +1,83 @@
+"""pack(): samples in, trees out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal, SupportsIndex
+
+from .. import _core
+from ..inputs.reader import Readers
+from ..tree.packed import Packed
+from .options import PackOptions
+
+_readers = Readers()
+
+
+def pack(
+    samples: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    *,
+    max_tokens: SupportsIndex,
+    max_terms: SupportsIndex | None = None,
+    max_kept: SupportsIndex | None = None,
+    vocab_size: SupportsIndex | None = None,
+    branching: Literal["token", "label"] = "token",
+    order: Literal["largest_first", "first_seen"] = "largest_first",
+    placement: Literal["shared", "first_fit"] = "shared",
+    overlong: Literal["raise", "skip"] = "raise",
+    pad_to_multiple_of: SupportsIndex | None = None,
+    ranks: SupportsIndex = 1,
+    per_token: Sequence[str] = (),
+    per_sample: Sequence[str] = (),
+) -> Packed:
+    """Fold samples that share prefixes into prefix trees within a budget.
+
+    Arguments:
+        samples: one of
+            - a list of dicts with `input_ids` (L,) and optionally `completion_mask` (L,) of 0 and 1 (1 = trained;
+              absent = every token is trained), `old_log_probs` (L,), `advantage`, `group_id` (any hashable), `identity`
+              (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
+              `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
+              sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
+              An `attention_mask` (L,) marks padding, which is cut out. `labels`, `loss_mask` and other usual names of
+              a mask are refused where there is no `completion_mask`, since they would train every token.
+            - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
+              sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
+            - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
+        max_tokens: most positions of a tree, padding included. The length of a sample is bounded by it alone.
+        max_terms: most loss terms of a tree.
+        max_kept: most kept ids of a tree.
+        vocab_size: if given, all ids must be below it.
+        branching: "token" (fewest positions) or "label" (a position has a single next token, as `shift_labels` needs).
+        order: of siblings and roots: the subtree with most positions first (fewest partial attention tiles), or by
+            arrival.
+        placement: "shared" (fewest positions: never more positions or trees than first fit) or "first_fit" (in arrival
+            order, each sample into the first tree in which its additional positions fit).
+        overlong: a sample that fits no tree raises, or is skipped and listed in `packed.skipped`.
+        pad_to_multiple_of: pad each tree to a multiple of this.
+        ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are
+            enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
+        per_token, per_sample: names of further columns of a flat batch, where a shape cannot tell them apart.
+
+    Floats from Python become float32, NumPy and torch columns keep their dtype.
+
+    Raises:
+        PackError: input that cannot be packed: which sample, what it has, what is allowed.
+        TypeError: a value of the wrong type or dtype.
+
+    >>> import treepack
+    >>> packed = treepack.pack([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}], max_tokens=16)
+    >>> packed[0].input_ids, packed[0].subtree_end
+    (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
+    """
+    start = perf_counter()
+    options = PackOptions.of(locals())
+    keywords = options.for_rust()
+    reader = _readers.of(samples)
+    borrowed = reader.borrow(samples, lambda ready, formats: _core.pack_ready(ready, formats, keywords))
+    if borrowed is not None:
+        return Packed(*borrowed, options.ranks, start)
+    columns = reader.read(samples, per_token, per_sample)
+    core = _core.pack(columns, keywords)
+    reader.learn(columns)
+    return Packed(core, columns.formats, options.ranks, start)
