@@ -2,7 +2,7 @@
 
     python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 128] [--dtype bf16 fp16] [--json]
 
-Needs Triton alone, of a version that `TESTED` in `treepack.kernels.triton_versions` names. One line per kernel; exit
+Needs Triton alone, of a version that `TESTED` in `treepack.attention.versions` names. One line per kernel; exit
 code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds
 products that ptxas serialises.
 """
@@ -22,7 +22,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 import source_tree  # noqa: F401
 
-from treepack.kernels import gluon_table
+from treepack.attention.hopper import table as gluon_table
 
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 POINTERS = {

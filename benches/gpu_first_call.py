@@ -29,8 +29,8 @@ def one_process(size: int, impl: str) -> dict:
     import torch
     from compare import leaves, random_tree
 
-    from treepack.attention import tree_attention
-    from treepack.kernels import self_check, triton_rule
+    from treepack.attention import rule as triton_rule
+    from treepack.attention import self_check, tree_attention
 
     tensors = leaves(2000, 32, 8, size)
     end = random_tree(2000)

@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.backends.nvidia import driver
 
-from treepack.kernels import gluon_launch
+from treepack.attention.hopper import launch as gluon_launch
 
 
 @dataclass

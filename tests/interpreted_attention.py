@@ -41,8 +41,8 @@ def make(torch, heads, size, n, layout, generator):
 
 
 def run(torch, tokens, heads, kv_heads, size, padding, options):
+    from treepack.attention import operator as triton_op
     from treepack.attention import tree_attention
-    from treepack.kernels import triton_op
 
     options = dict(options)
     nests = options.pop("nests", None) or forests.random_nests(random.Random(tokens), tokens)
@@ -67,8 +67,9 @@ def operators(torch) -> dict:
     """What torch makes of the two operators: opcheck, one compiled graph for several lengths, both checkpointings."""
     from torch.utils.checkpoint import checkpoint
 
+    from treepack.attention import operator as triton_op
+    from treepack.attention import rule as triton_rule
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import triton_op, triton_rule
 
     triton_op.split_heads_override = None
     g = torch.Generator().manual_seed(0)

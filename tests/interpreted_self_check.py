@@ -8,7 +8,9 @@ import json
 def main() -> None:
     import torch
 
-    from treepack.kernels import self_check, triton_op, triton_rule
+    from treepack.attention import operator as triton_op
+    from treepack.attention import rule as triton_rule
+    from treepack.attention import self_check
 
     def tensors(heads, kv_heads, layout="columns"):
         shapes = {"columns": (7, heads, 16), "rows": (heads, 7, 16), "strided": (heads, 16, 7)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# The newest release of each version in `treepack.kernels.triton_versions.TESTED`.
+# The newest release of each version in `treepack.attention.versions.TESTED`.
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 # The oldest and the newest by default, all of them in the long runs.
 VERSIONS = RELEASES if os.environ.get("HYPOTHESIS_PROFILE") == "long" else (RELEASES[0], RELEASES[-1])

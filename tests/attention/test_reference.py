@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import forests  # noqa: E402
 
-from treepack.kernels import reference  # noqa: E402
-from treepack.kernels.reference import tree_attention, tree_depth, tree_mask  # noqa: E402
+from treepack.attention import reference  # noqa: E402
+from treepack.attention.reference import tree_attention, tree_depth, tree_mask  # noqa: E402
 
 #   0 - 1 -+- 2 - 3         two branches under a shared run, a second tree, one row of padding
 #          +- 4 - 5

@@ -1,4 +1,4 @@
-"""Inputs on the GPU, and both rules of `kernels/tolerance.py` against the float64 reference.
+"""Inputs on the GPU, and both rules of `attention/tolerance.py` against the float64 reference.
 
 Eager is the reference itself without upcasting.
 """
@@ -11,9 +11,8 @@ import forests
 import torch
 from torch import Tensor
 
-from treepack.attention import tree_attention
-from treepack.kernels import reference
-from treepack.kernels.tolerance import complaints
+from treepack.attention import reference, tree_attention
+from treepack.attention.tolerance import complaints
 
 LABELS = ("out", "lse", "dq", "dk", "dv", "dsinks")
 

@@ -44,7 +44,7 @@ def kernels(request, monkeypatch):
     """portable: what is asked of `triton` runs on `triton_plain`; hopper: what `triton` runs here by its own rule."""
     form = getattr(request, "param", "hopper")
     if form == "portable":
-        from treepack.kernels import triton_rule
+        from treepack.attention import rule as triton_rule
 
         rule = triton_rule.choose
         monkeypatch.setattr(triton_rule, "choose", lambda impl, *call: rule("triton_plain", *call))
@@ -55,7 +55,8 @@ def kernels(request, monkeypatch):
 def _defaults(monkeypatch):
     """Every test starts from the table of tiles and the rule for dK/dV, and ends with the device idle and its memory
     returned. The check of the first use would come between what is counted; it has tests of its own."""
-    from treepack.kernels import triton_launch, triton_op
+    from treepack.attention import operator as triton_op
+    from treepack.attention.triton import launch as triton_launch
 
     monkeypatch.setenv("TREEPACK_SELF_CHECK", "0")
     yield

@@ -11,8 +11,9 @@ import torch
 from compare import leaves, random_tree
 from torch.utils.checkpoint import checkpoint
 
-from treepack.attention import tree_attention
-from treepack.kernels import self_check, triton_op, triton_rule
+from treepack.attention import operator as triton_op
+from treepack.attention import rule as triton_rule
+from treepack.attention import self_check, tree_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

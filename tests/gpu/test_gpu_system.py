@@ -9,8 +9,9 @@ import torch
 from compare import check, evaluate, leaves, random_tree, tree
 from torch.utils.checkpoint import checkpoint
 
-from treepack.attention import tree_attention, tree_tiles
-from treepack.kernels import reference, triton_op, triton_rule
+from treepack.attention import operator as triton_op
+from treepack.attention import reference, tree_attention, tree_tiles
+from treepack.attention import rule as triton_rule
 
 pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
 
@@ -94,7 +95,8 @@ def test_guard_regions(monkeypatch, size, layout):
 def test_one_compilation_for_all_lengths(kernels):
     import triton
 
-    from treepack.kernels import gluon_launch, triton_launch
+    from treepack.attention.hopper import launch as gluon_launch
+    from treepack.attention.triton import launch as triton_launch
 
     size = 64 if kernels == "hopper" else 32
     for module in (gluon_launch, triton_launch):  # forget what was compiled, as in a fresh process

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kernels.triton_common import tanh
-from ..kernels.triton_versions import COMPILE
+from ..attention.triton.common import tanh
+from ..attention.versions import COMPILE
 
 _COLUMNS = 2048
 

@@ -17,12 +17,11 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from . import gluon_table as table
-from .gluon_dkv import dkv_kernel
-from .gluon_dq import dq_kernel
-from .gluon_forward import forward_kernel
-from .gluon_sum import sum_kernel
-from .triton_common import COLUMNS, ROWS, matrix_view
+from ..triton.common import COLUMNS, ROWS, matrix_view
+from . import table
+from .dkv import dkv_kernel, sum_kernel
+from .dq import dq_kernel
+from .forward import forward_kernel
 
 # Bytes of K and V that forward programs read side by side at most: they come from the L2 cache, of 50 MB.
 SECTION_BYTES = 20 << 20

@@ -14,10 +14,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .triton_backward import delta_kernel, dkv_kernel, dq_kernel
-from .triton_common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
-from .triton_forward import forward_kernel
-from .triton_versions import COMPILE
+from ..versions import COMPILE
+from .backward import delta_kernel, dkv_kernel, dq_kernel
+from .common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
+from .forward import forward_kernel
 
 # Set by benches to try tile sizes: None = the fixed table.
 tiles_override: Tiles | None = None

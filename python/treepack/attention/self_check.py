@@ -23,11 +23,11 @@ import torch
 import triton
 from torch import Tensor
 
-from . import reference, tiles, tolerance, triton_op, triton_rule
-from .triton_common import COLUMNS, POINTERS, ROWS, matrix_view
+from . import operator, reference, rule, tiles, tolerance
+from .triton.common import COLUMNS, POINTERS, ROWS, matrix_view
 
 LABELS = ("out", "lse", "dq", "dk", "dv")
-NAMES = {triton_rule.PLAIN: "portable", triton_rule.AUTO: "Hopper", triton_rule.GLUON: "Hopper"}
+NAMES = {rule.PLAIN: "portable", rule.AUTO: "Hopper", rule.GLUON: "Hopper"}
 WINDOW, SOFTCAP, SCALE = 40, 2.0, 0.2
 MOST_GROUP, MOST_KV_HEADS = 8, 2  # dense attention in float64 stands beside it
 
@@ -66,7 +66,7 @@ def at_first_use(
     Raises:
         KernelCheckError: they are wrong here.
     """
-    if not triton_op.is_plain(q) or triton_rule.INTERPRETED:
+    if not operator.is_plain(q) or rule.INTERPRETED:
         return
     size = q.shape[-1]
     side_by_side = q.stride(1) == k.stride(1) == v.stride(1) == size
@@ -97,10 +97,10 @@ def _check(
     started = time.perf_counter()
     group = min(q.shape[1] // k.shape[1], MOST_GROUP)
     kv_heads = min(k.shape[1], MOST_KV_HEADS) if group < MOST_GROUP else 1
-    both = training and kernels == triton_rule.PLAIN and group > 1
-    forms = (triton_rule.LOOPED, triton_rule.SPLIT) if both else (kernels,)
+    both = training and kernels == rule.PLAIN and group > 1
+    forms = (rule.LOOPED, rule.SPLIT) if both else (kernels,)
     wrong = []
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), triton_op.on(q):
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), operator.on(q):
         case = _Case(q, k, v, group * kv_heads, kv_heads, window, softcap, sinks)
         for dlse in (case.dlse, None) if training and with_lse else (None,):
             want, eager = case.reference(torch.float64, dlse), case.reference(q.dtype, dlse)
@@ -162,11 +162,11 @@ class _Case:
         """`[out, lse]` of the kernels, and `[dq, dk, dv]`."""
         metadata = (self.end, self.depth, *self.rest, SCALE, self.window or 0, self.softcap or 0.0, kernels)
         inputs = (self.q, self.k, self.v)
-        out, lse2 = triton_op.forward_pass(*inputs, self.sinks, *metadata)
-        found = [out, lse2 * triton_op.LN2]
+        out, lse2 = operator.forward_pass(*inputs, self.sinks, *metadata)
+        found = [out, lse2 * operator.LN2]
         if training:
-            dlse2 = None if dlse is None else dlse * triton_op.LN2
-            found += triton_op.backward_pass(self.dout, dlse2, *inputs, out, lse2, *metadata)[:3]
+            dlse2 = None if dlse is None else dlse * operator.LN2
+            found += operator.backward_pass(self.dout, dlse2, *inputs, out, lse2, *metadata)[:3]
         return found
 
 

@@ -25,7 +25,8 @@ def complaints(labels: tuple[str, ...], ours: list[Tensor], want: list[Tensor], 
             in the kernel's dtype; outputs and gradients with heads and head size, or (H, N), or (H,).
     """
     dtype = eager[0].dtype
-    figures = [_figures(label, *x, dtype) for label, *x in zip(labels, ours, want, eager, strict=False)]
+    triples = zip(labels, ours, want, eager, strict=False)
+    figures = [_figures(label, a, b, c, dtype) for label, a, b, c in triples]
     found = []
     for label, row in zip(labels, torch.stack(figures).tolist(), strict=False):
         finite, largest, most, mean, most_mean = row

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import (
+from .common import (
     LOG2E,
     MASKED,
     copy_keys,
@@ -43,7 +43,7 @@ from .gluon_common import (
     tile_list,
     unpack,
 )
-from .gluon_names import copy_to_global, copy_to_shared, thread_barrier
+from .names import copy_to_global, copy_to_shared, thread_barrier
 
 
 @gluon.jit

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Names of Gluon that moved between the Triton versions that the Hopper kernels run with (`triton_versions.TESTED`), so
+"""Names of Gluon that moved between the Triton versions that the Hopper kernels run with (`versions.TESTED`), so
 that the kernels themselves do not branch.
 
     here               3.6                                3.7                                3.8, 3.9

@@ -141,8 +141,11 @@ def both_passes(
     wide = torch.promote_types(q.dtype, torch.float32)
     mask = tree_mask(subtree_end, position_ids, sliding_window)
     x = torch.einsum("qcgd,kcd->cgqk", q, k) * scale
-    capped = None if softcap is None else torch.tanh(x / softcap)
-    s = (x if capped is None else softcap * capped).masked_fill(~mask, torch.finfo(x.dtype).min)
+    capped = None
+    if softcap is not None:
+        capped = torch.tanh(x / softcap)
+        x = softcap * capped
+    s = x.masked_fill(~mask, torch.finfo(x.dtype).min)
     lse = torch.logsumexp(s.to(wide), dim=-1)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.to(wide).reshape(kv_heads, -1, 1))

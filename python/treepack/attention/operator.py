@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 """Tree attention on a GPU as two operators of torch, `treepack::tree_attention` and its backward, on one of two sets of
-kernels: the portable Triton ones (`triton_launch`) or the Gluon ones for Hopper (`gluon_launch`).
+kernels: the portable Triton ones (`triton/launch.py`) or the Gluon ones for Hopper (`hopper/launch.py`).
 
 Operators, so that `torch.compile`, both kinds of activation checkpointing and CUDA graphs see one opaque call whose
 metadata are plain int32 tensors. Nothing here waits for the device.
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import triton_launch
-from .triton_launch import device_limits
-from .triton_rule import AUTO, GLUON, LOOPED, SPLIT
+from .rule import AUTO, GLUON, LOOPED, SPLIT
+from .triton import launch as portable
+from .triton.launch import device_limits
 
 LN2 = 0.6931471805599453
 # Set by tests and benches to force both forms of dK/dV: None = the rules in `_split_heads` and, on Hopper,
@@ -31,9 +31,9 @@ def _hopper_views(kernels: int, *tensors: Tensor) -> list[Any] | None:
     """The tensors as the Hopper kernels read them, or None: the portable kernels run."""
     if kernels not in (AUTO, GLUON):
         return None
-    from . import gluon_launch
+    from .hopper import launch as hopper_launch
 
-    views = gluon_launch.views(*tensors)
+    views = hopper_launch.views(*tensors)
     if views is None and kernels == GLUON:
         strides = ", ".join(str(tuple(x.stride())) for x in tensors)
         raise ValueError(
@@ -94,7 +94,7 @@ def forward_pass(
     """(out (N, H, D), lse2 (H, N) float32) for q (N, H, D), k and v (N, H_kv, D) of any strides.
 
     `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the backward pass when
-    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels. `kernels`: of `triton_rule`.
+    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels. `kernels`: of `rule`.
     """
     n, heads, size = q.shape
     out = _empty(q, n, heads, size)
@@ -105,13 +105,13 @@ def forward_pass(
     with on(q):
         views = _hopper_views(kernels, q, k, v)
         if views is not None:
-            from . import gluon_launch
+            from .hopper import launch as hopper_launch
 
-            gluon_launch.forward(
+            hopper_launch.forward(
                 views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor,
                 _processors(q))  # fmt: skip
         else:
-            triton_launch.forward(
+            portable.forward(
                 q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window,
                 softcap > 0)  # fmt: skip
     return out, lse
@@ -142,31 +142,31 @@ def backward_pass(
     if n == 0:
         return dq, dk, dv, delta
     factor, cap = _scales(scale, softcap)
-    if triton_launch.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
+    if portable.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
         dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     lse = _padded_rows(lse)
     views = _hopper_views(kernels, q, k, v, dout)
     with on(q):
         if views is not None:
-            from . import gluon_launch
+            from .hopper import launch as hopper_launch
 
-            slots = gluon_launch.split_tiles(dkv_items, n, heads, kv_heads)
+            slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
             parts = tuple(_empty(lse, slots, heads, 128, q.shape[-1]) for _ in range(2))
-            gluon_launch.dq(
+            hopper_launch.dq(
                 views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)  # fmt: skip
-            gluon_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
+            hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
             return dq, dk, dv, delta
         split = kernels == SPLIT
         if kernels not in (LOOPED, SPLIT):
-            split = _split_heads(n, triton_launch.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
+            split = _split_heads(n, portable.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
         parts = [_empty(lse, n, heads, q.shape[-1]) for _ in range(2)] if split else [dk, dv]
         options = (factor, cap, window, softcap > 0, scale)
-        triton_launch.delta(out, dout, dlse, delta)
-        triton_launch.dkv(
+        portable.delta(out, dout, dlse, delta)
+        portable.dkv(
             q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
             items_window if window else items64, *options, split)  # fmt: skip
-        triton_launch.dq(
+        portable.dq(
             q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64),
             *options)  # fmt: skip
         if split:  # in a fixed order

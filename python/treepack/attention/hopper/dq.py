@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import (
+from .common import (
     LOG2E,
     copy_keys,
     copy_rows,
@@ -36,7 +36,7 @@ from .gluon_common import (
     tile_list,
     unpack,
 )
-from .gluon_names import copy_to_global
+from .names import copy_to_global
 
 
 @gluon.jit

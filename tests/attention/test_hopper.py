@@ -20,11 +20,13 @@ import tritons
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from treepack.attention import rule as triton_rule  # noqa: E402
 from treepack.attention import tree_attention, tree_tiles  # noqa: E402
-from treepack.kernels import triton_common, triton_rule, triton_versions  # noqa: E402
-from treepack.kernels.tiles import NO_ITEM, backward_items, most_split  # noqa: E402
+from treepack.attention import versions as triton_versions  # noqa: E402
+from treepack.attention.tiles import NO_ITEM, backward_items, most_split  # noqa: E402
+from treepack.attention.triton import common as triton_common  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("version", tritons.VERSIONS)
@@ -152,11 +154,11 @@ def test_a_triton_that_cannot_be_imported(monkeypatch, broken):
 
     class Finder:
         def find_spec(self, name, path=None, target=None):
-            if name == "treepack.kernels.triton_call":
+            if name == "treepack.attention.call":
                 raise broken
 
-    monkeypatch.delitem(sys.modules, "treepack.kernels.triton_call", raising=False)
-    monkeypatch.delattr(sys.modules["treepack.kernels"], "triton_call", raising=False)
+    monkeypatch.delitem(sys.modules, "treepack.attention.call", raising=False)
+    monkeypatch.delattr(sys.modules["treepack.attention"], "call", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     q = torch.zeros(1, 2, 8, 64)
     message = r'needs the package triton, 3\.6 or newer, .*impl="reference" needs torch alone'
@@ -193,7 +195,7 @@ def recorded_kernel(gluon_launch, log):
 def test_a_compilation_is_made_once_for_what_its_key_holds():
     """Triton compiles at the first call of a dtype, head size and form; later calls launch what it gave, in the order
     of the kernel's arguments."""
-    gluon_launch = pytest.importorskip("treepack.kernels.gluon_launch")
+    gluon_launch = pytest.importorskip("treepack.attention.hopper.launch")
     log = []
     kernel = recorded_kernel(gluon_launch, log)
     half, single = torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.bfloat16)
@@ -205,7 +207,7 @@ def test_a_compilation_is_made_once_for_what_its_key_holds():
 
 
 def test_an_unknown_launch_is_left_to_triton(monkeypatch):
-    gluon_launch = pytest.importorskip("treepack.kernels.gluon_launch")
+    gluon_launch = pytest.importorskip("treepack.attention.hopper.launch")
     monkeypatch.setattr(gluon_launch, "KNOWN", False)
     log = []
     kernel = recorded_kernel(gluon_launch, log)
@@ -229,7 +231,7 @@ def test_the_launch_path_of_each_triton(version):
 
 def test_what_the_key_leaves_out_is_not_specialised_on():
     """Every argument that is neither a constant, nor a descriptor or float, is kept from Triton's specialisation."""
-    table = pytest.importorskip("treepack.kernels.gluon_table")
+    table = pytest.importorskip("treepack.attention.hopper.table")
     for name, size, dtype, variant in table.variants(["forward", "dq", "dkv"], [64], ["fp16"]):
         kernel, constants, descriptors = table.describe(name, size, dtype, variant)
         for param in kernel.params:

@@ -2,8 +2,8 @@
 """What the Hopper kernels share: rings between the producer warp and the consumers, the walk over the tile lists, P as
 packed pairs.
 
-Written in Gluon, Triton's lower level, which is experimental: `triton_versions.TESTED` names the versions that these
-run with, `gluon_names` what moved between them.
+Written in Gluon, Triton's lower level, which is experimental: `versions.TESTED` names the versions that these
+run with, `names` what moved between them.
 This file and the kernels import nothing but Triton, so that they compile for sm_90 on any machine
 (benches/gluon_compile.py).
 
@@ -15,7 +15,7 @@ This file and the kernels import nothing but Triton, so that they compile for sm
       TMA copy into ring.at(i)
                         ----- full barrier ---->  ring.wait(i)         then wgmma straight from shared memory
 
-Axes as in triton_common: m = query row, n = key row, d = head column.
+Axes as in triton/common.py: m = query row, n = key row, d = head column.
 """
 
 from triton.experimental import gluon
@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from .gluon_names import copy_to_shared
+from .names import copy_to_shared
 
 # Finite, as exp2(-inf - -inf) would be NaN; put in before the scale, which therefore must not be tiny (GLUON_SCALE). A
 # row that sees nothing (padding) may still compute inf or NaN: scale * MASKED and the maximum subtracted from it differ

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import self_check, triton_op, triton_rule
+from . import operator, rule, self_check
 
 
 def tree_attention(
@@ -24,12 +24,12 @@ def tree_attention(
     with_lse: bool,
 ) -> tuple[Tensor, Tensor, float]:
     """`(out (N, H, D), lse2 (H, N), the factor that makes lse2 natural)`; `tiles`: a `TreeTiles`."""
-    triton_rule.check(impl, q)
+    rule.check(impl, q)
     window, cap = sliding_window or 0, softcap or 0.0
-    kernels = triton_rule.choose(impl, q, window, cap, scale)
+    kernels = rule.choose(impl, q, window, cap, scale)
     training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     self_check.at_first_use(kernels, q, k, v, window > 0, cap > 0, sinks is not None, training, with_lse)
-    hopper = kernels != triton_rule.PLAIN
+    hopper = kernels != rule.PLAIN
     metadata = tiles.prepare(window, training=training, hopper=hopper, heads=(q.shape[1], k.shape[1]))
-    out, lse2 = triton_op.attend(training, q, k, v, sinks, tiles.subtree_end, *metadata, scale, window, cap, kernels)
-    return out, lse2, triton_op.LN2
+    out, lse2 = operator.attend(training, q, k, v, sinks, tiles.subtree_end, *metadata, scale, window, cap, kernels)
+    return out, lse2, operator.LN2

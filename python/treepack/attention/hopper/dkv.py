@@ -18,6 +18,8 @@ to min(subtree_end), masked to the end. No list is read. Both accumulators stay 
 
 from __future__ import annotations
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,8 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import NO_ITEM, copy_rows, make_ring, pack, resident, unpack
-from .gluon_names import copy_to_global, copy_to_shared
+from .common import NO_ITEM, copy_rows, make_ring, pack, resident, unpack
+from .names import copy_to_global, copy_to_shared
 
 
 @gluon.jit
@@ -121,7 +123,7 @@ def _consume(
             )
             c += 1
     dk = dk * grad_scale
-    if part >= 0:  # a float32 part, (128, D): `gluon_sum` adds those of a group
+    if part >= 0:  # a float32 part, (128, D): `sum_kernel` adds those of a group
         rows = gl.expand_dims(HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
         columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
         offsets = part.to(gl.int64) * (128 * D) + rows * D + columns
@@ -185,3 +187,35 @@ def dkv_kernel(
             [4, 1],
             [240, 24],
         )  # fmt: skip
+
+
+# The parts of the key tiles that are split: those of the query heads of a group, added in order.
+
+
+@triton.jit(
+    do_not_specialize=["N", "H", "BLOCKS"],
+    do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "DK", "DV", "SCHEDULE", "ITEMS"],
+)
+def sum_kernel(
+    DK_PARTS, DV_PARTS, DK, DV, SCHEDULE, ITEMS, N, H, BLOCKS,
+    G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A program: ROWS rows of one split tile and one K/V head, of the BLOCKS that a tile has; tiles from the number of
+    split ones on (`tiles.backward_items`) do nothing."""
+    slot = tl.program_id(0) // BLOCKS
+    if slot < tl.load(ITEMS):
+        block = tl.program_id(0) - slot * BLOCKS
+        hk = block // (128 // ROWS)
+        rows = (block - hk * (128 // ROWS)) * ROWS + tl.arange(0, ROWS)
+        columns = tl.arange(0, D)[None, :]
+        parts = (slot * H + hk * G).to(tl.int64) * (128 * D) + rows[:, None] * D + columns
+        dk = tl.load(DK_PARTS + parts)
+        dv = tl.load(DV_PARTS + parts)
+        for g in tl.static_range(1, G):
+            dk += tl.load(DK_PARTS + parts + g * (128 * D))
+            dv += tl.load(DV_PARTS + parts + g * (128 * D))
+        n = tl.load(SCHEDULE + 4 * slot + 1) * 128 + rows
+        target = (n[:, None].to(tl.int64) * (H // G) + hk) * D + columns
+        inside = n[:, None] < N
+        tl.store(DK + target, dk.to(DK.dtype.element_ty), mask=inside)
+        tl.store(DV + target, dv.to(DV.dtype.element_ty), mask=inside)

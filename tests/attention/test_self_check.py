@@ -15,9 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from treepack.kernels import self_check, tiles, triton_op, triton_rule  # noqa: E402
+from treepack.attention import operator as triton_op  # noqa: E402
+from treepack.attention import rule as triton_rule  # noqa: E402
+from treepack.attention import self_check, tiles  # noqa: E402
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from . import triton_launch, triton_versions
+from . import versions
+from .triton import launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
@@ -21,7 +22,7 @@ OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
 PLAIN, AUTO, GLUON, LOOPED, SPLIT = 0, 1, 2, 3, 4
 GLUON_SIZES = (64, 128)
 GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
-INTERPRETED = triton_launch.interpreted()
+INTERPRETED = launch.interpreted()
 
 
 def check(impl: str, q: Tensor) -> None:
@@ -94,7 +95,7 @@ def capability(index: int) -> tuple[int, int]:
 @torch.compiler.assume_constant_result
 def version_objection() -> str | None:
     """Why the Hopper kernels do not run with the Triton that is here, or None."""
-    return triton_versions.objection(triton.__version__)
+    return versions.objection(triton.__version__)
 
 
 @torch.compiler.assume_constant_result
