@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TreeTiles", "tree_attention", "tree_tiles"]
 
-_HOMES = {
-    "IMPLEMENTATIONS": "api", "TRITON": "api", "TreeTiles": "metadata", "tree_attention": "api", "tree_tiles": "metadata"
-}  # fmt: skip
+_METADATA = ("TreeTiles", "tree_tiles")
+_API = ("IMPLEMENTATIONS", "TRITON", "tree_attention")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = ".metadata" if name in _METADATA else ".api" if name in _API else None
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(home, __name__), name)
