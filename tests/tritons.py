@@ -11,7 +11,8 @@ import pytest
 # The newest release of each version in `treepack.kernels.triton_versions.TESTED`.
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 # The oldest and the newest by default, all of them in the long runs.
-VERSIONS = RELEASES if os.environ.get("HYPOTHESIS_PROFILE") == "long" else (RELEASES[0], RELEASES[-1])
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+VERSIONS = RELEASES if LONG else (RELEASES[0], RELEASES[-1])
 
 
 def environment(version: str) -> dict[str, str]:

@@ -92,6 +92,11 @@ def select_tiles(head_size: int, itemsize: int, shared_memory: int) -> Tiles:
     return table[padded_size(head_size)]
 
 
+def delta_rows(head_size: int) -> int:
+    """Query rows of a program of the delta kernel."""
+    return 64 if head_size <= 128 else 32
+
+
 def tile_source(x: Tensor, rows: int, *, resident: bool = False):
     """What a kernel reads a (N, H, D) tensor through.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .triton_backward import delta_kernel, dkv_kernel, dq_kernel
-from .triton_common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
+from .triton_common import POINTERS, Tile, Tiles, delta_rows, padded_size, select_tiles, tile_source, tile_target
 from .triton_forward import forward_kernel
 from .triton_versions import COMPILE
 
@@ -94,7 +94,7 @@ def forward(
 def delta(out, dout, dlse, delta) -> None:
     """Fills delta (H, N)."""
     n, heads, size = out.shape
-    block = 64 if size <= 128 else 32
+    block = delta_rows(size)
     delta_kernel[(triton.cdiv(n, block) * heads,)](
         out, dout, delta if dlse is None else dlse, delta, *dout.stride(), delta.stride(0), n, heads,
         BM=block, D=size, DP=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4, **COMPILE)  # fmt: skip

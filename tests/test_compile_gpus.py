@@ -1,0 +1,141 @@
+"""The portable kernels without a GPU: compiled for every architecture that they are meant for, with the tiles that it
+gets, within the shared memory of its blocks.
+
+What they compute is decided on a GPU: tests/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tritons
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[1]
+# Half a minute of one core with two Tritons; the long runs compile everything: half an hour.
+ARCHITECTURES = (80, 89, 90, 100, 120) if tritons.LONG else (80, 100, 120)
+QUICK = [] if tritons.LONG else ["--size", "128", "--feature", "plain", "--dtype", "bf16"]
+COMPILED = 4 * 2 * (6 + 1) if tritons.LONG else 4  # kernels; features; head sizes in bfloat16 and float16
+
+
+@pytest.fixture
+def gpu_compile(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+    import gpu_compile
+
+    return gpu_compile
+
+
+@pytest.mark.parametrize("version", tritons.VERSIONS)
+def test_compiled_within_shared_memory(version):
+    env = tritons.environment(version)
+    command = [sys.executable, str(ROOT / "benches" / "gpu_compile.py"), "--json", *QUICK, "--arch"]
+    # One process for each architecture, side by side.
+    started = [
+        subprocess.Popen([*command, str(arch)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for arch in ARCHITECTURES
+    ]
+    for process, arch in zip(started, ARCHITECTURES, strict=True):
+        out, errors = process.communicate()
+        assert process.returncode == 0, out + errors
+        report = json.loads(out.splitlines()[-1])
+        assert report["triton"] == version
+        assert len(report["kernels"]) == COMPILED
+        for row in report["kernels"]:
+            assert row["arch"] == arch
+            assert 0 < row["registers"] <= 255, row
+            assert 0 < row["shared"] <= {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}[arch], row
+
+
+@pytest.mark.parametrize(
+    ("shared", "tensor_memory", "said"),
+    [
+        (101_376, 0, None),
+        (101_377, 0, "does not fit"),
+        (1_024, 512, None),
+        (1_024, 513, "does not fit"),
+        (None, 0, "does not compile: RuntimeError: ptxas"),
+    ],
+)
+def test_what_does_not_fit_fails(gpu_compile, monkeypatch, capsys, shared, tensor_memory, said):
+    """The exit code is 1 and the line of the kernel says why."""
+
+    def compile_for(source, arch, options):
+        assert (arch, options["enable_fp_fusion"]) == (120, True)
+        if shared is None:
+            raise RuntimeError("ptxas")
+        usage = {"registers": 99, "spills": 0, "shared": shared, "tensor_memory": tensor_memory, "warnings": []}
+        return SimpleNamespace(asm={}), usage
+
+    monkeypatch.setattr(gpu_compile, "compile_for", compile_for)
+    command = ["gpu_compile.py", "--arch", "120", "--size", "64", "--kernel", "dq", "--feature", "plain"]
+    monkeypatch.setattr(sys, "argv", [*command, "--dtype", "bf16"])
+    assert gpu_compile.main() == (0 if said is None else 1)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("sm_120  dq         64 bf16  plain")
+    assert said is None or line.endswith(said)
+
+
+def launches(gpu_compile, monkeypatch, size, options):
+    """{kernel: its arguments by name}, of the launches for one layer of Hugging Face's views."""
+    from treepack.kernels import triton_launch
+
+    class Recorder:
+        def __init__(self, name, kernel):
+            self.name, self.names = name, kernel.arg_names
+
+        def __getitem__(self, grid):
+            def launch(*given, **named):
+                seen[self.name] = {**dict(zip(self.names, given, strict=False)), **named}
+
+            return launch
+
+    seen = {}
+    for name, kernel in gpu_compile.KERNELS.items():
+        monkeypatch.setattr(triton_launch, f"{name}_kernel", Recorder(name, kernel))
+    n, heads, kv_heads = 256, 4, 2
+    q, out, dout, dq = (torch.zeros(1, n, heads, size, dtype=torch.bfloat16)[0] for _ in range(4))
+    k, v, dk, dv = (torch.zeros(1, n, kv_heads, size, dtype=torch.bfloat16)[0] for _ in range(4))
+    lse, delta, dlse = (torch.zeros(heads, n) for _ in range(3))
+    integers = torch.zeros(n, dtype=torch.int32)
+    window, softcap = (5, True) if options else (0, False)
+    lists, numbers = [integers] * 4, (0.5, 1.0, window, softcap)
+    sinks = torch.zeros(heads) if options else None
+    triton_launch.forward(q, k, v, out, lse, sinks, integers, integers, *lists[:2], *numbers)
+    triton_launch.delta(out, dout, dlse if options else None, delta)
+    triton_launch.dq(q, k, v, dout, dq, lse, delta, integers, integers, lists, *numbers, 0.5)
+    triton_launch.dkv(q, k, v, dout, dk, dv, lse, delta, integers, integers, *lists[:2], *numbers, 0.5, False)
+    return seen
+
+
+@pytest.mark.parametrize("feature", ["plain", "all"])
+@pytest.mark.parametrize("size", [64, 80, 128, 192])
+def test_what_is_compiled_is_what_is_launched(gpu_compile, monkeypatch, size, feature):
+    """Constants, descriptors, dtypes and options of a launch, as the compilation without a GPU has them."""
+    kinds = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
+    for name, given in launches(gpu_compile, monkeypatch, size, feature == "all").items():
+        tile = gpu_compile.choose_tile(name, size, "bf16", 90)  # the tiles that the CPU gets, too
+        source = gpu_compile.source(name, tile, size, "bf16", gpu_compile.FEATURES[feature], split=False)
+        kernel = gpu_compile.KERNELS[name]
+        assert given["num_warps"] == tile.warps
+        assert given.get("num_stages", 3) == tile.stages
+        for index, (argument, kind) in enumerate(source.signature.items()):
+            value = given[argument]
+            if kernel.params[index].is_constexpr:
+                assert source.constants[(index,)] == value, (name, argument)
+            elif hasattr(value, "block_shape"):
+                assert kind == f"tensordesc<{kinds[value.base.dtype]}{value.block_shape}>", (name, argument)
+            elif isinstance(value, torch.Tensor):
+                unread = argument == "SINKS" and feature == "plain"  # another tensor stands there
+                assert kind == f"*{kinds[value.dtype]}" or unread, (name, argument)
+            elif kind == "constexpr":  # an innermost stride, unless a descriptor has the strides
+                assert value == source.constants[(index,)] or (argument.endswith("_d") and value == 0), (name, argument)
+            else:
+                assert kind == {int: "i32", float: "fp32"}[type(value)], (name, argument)
