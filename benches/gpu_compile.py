@@ -120,7 +120,8 @@ def choose_tile(name: str, size: int, dtype: str, arch: int) -> Tile:
     """The tile that a launch on this architecture takes; delta has rows alone, and Triton's own number of stages."""
     if name == "delta":
         return Tile(triton_common.delta_rows(size), 1, 4, 3)
-    return getattr(triton_common.select_tiles(size, 4 if dtype == "fp32" else 2, SHARED_MEMORY[arch]), name)
+    itemsize = 4 if dtype == "fp32" else 2
+    return getattr(triton_common.select_tiles(size, itemsize, SHARED_MEMORY[arch], arch // 10), name)
 
 
 def report(arch: int, dtype: str, size: int, name: str, feature: str, options: argparse.Namespace) -> dict:

@@ -139,3 +139,26 @@ def test_what_is_compiled_is_what_is_launched(gpu_compile, monkeypatch, size, fe
                 assert value == source.constants[(index,)] or (argument.endswith("_d") and value == 0), (name, argument)
             else:
                 assert kind == {int: "i32", float: "fp32"}[type(value)], (name, argument)
+
+
+def test_the_tiles_of_each_gpu():
+    """One stage where two do not fit on Blackwell; on Hopper, where they were measured, and on small GPUs as before."""
+    from treepack.kernels.triton_common import Tile, select_tiles
+
+    assert select_tiles(256, 2, 232_448, 9).dkv == select_tiles(192, 2, 232_448, 9).dkv == Tile(64, 64, 8, 2)
+    assert select_tiles(256, 2, 232_448, 10).dkv == select_tiles(192, 2, 232_448, 10).dkv == Tile(64, 64, 8, 1)
+    assert select_tiles(128, 2, 232_448, 10) == select_tiles(128, 2, 232_448, 9)
+    assert select_tiles(256, 2, 101_376, 12) == select_tiles(256, 2, 166_912, 8)
+    assert select_tiles(256, 2, 101_376, 12).dkv == Tile(32, 32, 4, 1)
+
+
+def test_a_launch_asks_the_device_for_its_tiles(monkeypatch):
+    from treepack.kernels import triton_common, triton_launch
+
+    q = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=7), shape=(10, 4, 192), element_size=lambda: 2)
+    monkeypatch.setattr(triton_launch, "device_limits", lambda index: (232_448, 148))
+    for capability, table in (((10, 0), triton_common.BLACKWELL), ((9, 0), triton_common.LARGE)):
+        triton_launch._device_tiles.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
+        assert triton_launch.choose_tiles(q) == table[256]
+    triton_launch._device_tiles.cache_clear()

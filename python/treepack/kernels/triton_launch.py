@@ -40,10 +40,19 @@ def device_limits(index: int) -> tuple[int, int]:
     return properties.shared_memory_per_block_optin, properties.multi_processor_count
 
 
+@functools.cache
+def _device_tiles(index: int, head_size: int, itemsize: int) -> Tiles:
+    major, _ = torch.cuda.get_device_capability(index)
+    return select_tiles(head_size, itemsize, device_limits(index)[0], major)
+
+
 def choose_tiles(q: Tensor) -> Tiles:
-    """Tile sizes for q; the CPU stands for the interpreter."""
-    shared = device_limits(q.device.index)[0] if q.is_cuda else 1 << 30
-    return tiles_override or select_tiles(q.shape[-1], q.element_size(), shared)
+    """Tile sizes for q; the CPU stands for the interpreter, and gets those of Hopper."""
+    if tiles_override:
+        return tiles_override
+    if q.is_cuda:
+        return _device_tiles(q.device.index, q.shape[-1], q.element_size())
+    return select_tiles(q.shape[-1], q.element_size(), 1 << 30, 9)
 
 
 def _row_tiles(x: Tensor, block: int) -> TensorDescriptor:
