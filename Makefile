@@ -20,7 +20,8 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -type f \( -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/assets/*' \))
 
 .PHONY: help venv build demo test test-rust test-python lint types test-long fuzz test-gpu \
-	bench bench-scaling bench-placement bench-gpu bench-tritons bench-first-call bench-model bench-areal bench-trl bench-inspect bench-offline \
+	compile-gpus bench bench-scaling bench-placement bench-gpu bench-tritons bench-first-call bench-model bench-areal \
+	bench-trl bench-inspect bench-offline \
 	docs wheel-manylinux audit-wheel test-wheel lint-workflows fmt clean
 
 help: ## Show this list
@@ -112,6 +113,12 @@ GPU_PYTHON ?= python3
 test-gpu: ## The tests that need a CUDA device (GPU_PYTHON=python3 ARGS='-k window'); keeps benches/results/gpu_tests.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) -m pytest tests/gpu $(ARGS) | tee benches/results/gpu_tests.txt
+
+compile-gpus: build $(STAMPS)/torch $(TRITONS:%=$(STAMPS)/triton-%) ## The portable kernels compiled for five kinds of GPUs that need not be here; keeps benches/results/gpu_compile.txt
+	mkdir -p benches/results
+	for version in $(TRITONS); do \
+		PYTHONPATH=$(abspath $(VENV))/triton-$$version $(BIN)/python benches/gpu_compile.py $(ARGS); \
+	done | tee benches/results/gpu_compile.txt
 
 # --- measurements ---------------------------------------------------------------------------------------------------
 

@@ -1,23 +1,25 @@
-"""Registers, spills and shared memory of every kernel, by compiling for a GPU that need not be here.
+"""Registers, spills and shared memory of the portable kernels, by compiling for GPUs that need not be here.
 
-    python benches/gpu_compile.py [--arch 90] [--size 128] [--kernel forward] [--feature plain] [--tile 128,128,8,2]
+    python benches/gpu_compile.py [--arch 80 90] [--size 64 128] [--kernel forward dkv dq delta] [--feature plain all]
+                                  [--dtype bf16] [--tile 128,128,8,2] [--split] [--json]
 
-One line per kernel and configuration. Needs triton and torch, no GPU. Compile times are not kernel times.
+Each kernel with the tile that a GPU of that architecture gets from the fixed table, and with the options of a launch.
+One line per kernel; exit code 1 where one does not compile, or needs more shared memory than a block has. Needs Triton
+and torch, no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import re
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-import torch
 import triton
-from triton.backends.compiler import GPUTarget
+from ptxas_report import SHARED_MEMORY, TENSOR_MEMORY, compile_for
+from triton import knobs
 from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
@@ -26,119 +28,159 @@ import source_tree  # noqa: F401
 from treepack.attention.triton import backward as triton_backward
 from treepack.attention.triton import common as triton_common
 from treepack.attention.triton import forward as triton_forward
+from treepack.attention.triton.common import COLUMNS, POINTERS, Tile
+from treepack.attention.versions import COMPILE
 
+ARCHITECTURES = (80, 89, 90, 100, 120)  # A100; L40S and RTX 40; H100; B200; RTX 50
+SIZES = (64, 80, 96, 128, 192, 256)
+KERNELS = {
+    "forward": triton_forward.forward_kernel,
+    "dkv": triton_backward.dkv_kernel,
+    "dq": triton_backward.dq_kernel,
+    "delta": triton_backward.delta_kernel,
+}
 FEATURES = {
     "plain": {},
     "window": {"WINDOW": True},
     "softcap": {"SOFTCAP": True},
     "sinks": {"HAS_SINKS": True},
-    "all": {"WINDOW": True, "SOFTCAP": True, "HAS_SINKS": True},
-    "pointers": {"LAYOUT": triton_common.POINTERS},
+    "all": {"WINDOW": True, "SOFTCAP": True, "HAS_SINKS": True, "HAS_DLSE": True},
+    "pointers": {"LAYOUT": POINTERS},
 }
-FLOATS = {"scale", "cap", "grad_scale"}
-POINTERS = {
-    "LSE": "*fp32", "DELTA": "*fp32", "SINKS": "*fp32", "END": "*i32", "DEPTH": "*i32", "LIST_ROWS": "*i32",
-    "LIST_ITEMS": "*i32",
-}  # fmt: skip
+OFF = {"WINDOW": False, "SOFTCAP": False, "HAS_SINKS": False, "HAS_DLSE": False}
+# The rows of each matrix: of the query tile or of the key tile.
+MATRICES = {"Q": "m", "OUT": "m", "DOUT": "m", "DQ": "m", "K": "n", "V": "n", "DK": "n", "DV": "n"}
+RESIDENT = {"forward": "Q", "dkv": "K V", "dq": "Q DOUT"}  # loaded once for a program
+RESULTS = ("OUT", "DQ", "DK", "DV")
+NUMBERS = dict.fromkeys(("LSE", "DELTA", "DLSE", "SINKS"), "fp32")
+NUMBERS |= dict.fromkeys(("END", "DEPTH", "LIST_ROWS", "LIST_ITEMS"), "i32")
+FLOATS = ("scale", "cap", "grad_scale")
 
 
-def source(kernel, tile, size: int, dtype: str, feature: dict, split: bool):
-    """The `ASTSource` that a launch from `triton_op` on Hugging Face's views would compile."""
-    width = triton_common.padded_size(size)
-    streamed = feature.get("LAYOUT", triton_common.COLUMNS)
-    resident = streamed if width == size else triton_common.POINTERS
-    names = kernel.arg_names
-    roles = {"Q": "m", "K": "n", "V": "n", "DOUT": "m", "OUT": "m", "DQ": "m", "DK": "n", "DV": "n"}
-    residents = {"dkv_kernel": "n", "dq_kernel": "m", "forward_kernel": "m"}[kernel.fn.__name__]
-    layouts = {name: resident if role == residents else streamed for name, role in roles.items()}
-    constants = {
-        "BM": tile.block_m, "BN": tile.block_n, "D": size, "DP": width,
+def layouts(name: str, size: int, feature: dict) -> dict[str, int]:
+    """How each matrix reaches the kernel, as the host chooses for Hugging Face's views (`triton_common`)."""
+    if name == "delta":
+        return dict.fromkeys(MATRICES, POINTERS)
+    streamed = feature.get("LAYOUT", COLUMNS)
+    whole = triton_common.padded_size(size) == size
+    chosen = dict.fromkeys(MATRICES, streamed)
+    chosen.update(dict.fromkeys(RESIDENT[name].split(), streamed if whole else POINTERS))
+    chosen.update(dict.fromkeys(RESULTS, COLUMNS if whole else POINTERS))
+    return chosen
+
+
+def constants(name: str, tile: Tile, size: int, dtype: str, feature: dict, layout: dict[str, int]) -> dict:
+    """The compile-time arguments of a launch (`triton_launch`)."""
+    return {
+        **OFF,
+        **feature,
+        "BM": tile.block_m,
+        "BN": tile.block_n,
+        "D": size,
+        "DP": triton_common.padded_size(size),
         "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
-        "LIST": 128 if kernel.fn.__name__ == "forward_kernel" or tile.block_m > 64 else 64,
-        "Q_LAYOUT": layouts["Q"], "K_LAYOUT": layouts["K"], "V_LAYOUT": layouts["V"], "DO_LAYOUT": layouts["DOUT"],
-        "OUT_LAYOUT": resident, "DQ_LAYOUT": resident, "DKV_LAYOUT": resident,
-        "WINDOW": False, "SOFTCAP": False, "HAS_SINKS": False,
-    }  # fmt: skip
-    constants.update({k: v for k, v in feature.items() if k != "LAYOUT"})
+        "LIST": 128 if name == "forward" or (name == "dq" and tile.block_m > 64) else 64,
+        "DO_LAYOUT": layout["DOUT"],
+        "DKV_LAYOUT": layout["DK"],
+        **{f"{matrix}_LAYOUT": layout[matrix] for matrix in ("Q", "K", "V", "OUT", "DQ")},
+    }
+
+
+def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: bool) -> ASTSource:
+    """What a launch from `triton_launch` would compile: descriptors, pointers of 16 bytes, strides that 16 divides."""
+    kernel, layout = KERNELS[name], layouts(name, size, feature)
+    given = constants(name, tile, size, dtype, feature, layout)
+    rows = {"m": tile.block_m, "n": tile.block_n}
     signature, attributes, constexprs = {}, {}, {}
-    for index, name in enumerate(names):
-        if name in constants and kernel.params[index].is_constexpr:
-            signature[name], constexprs[name] = "constexpr", constants[name]
-        elif name in roles:
-            kind = "fp32" if split and name in ("DK", "DV") else dtype
-            rows = tile.block_m if roles[name] == "m" else tile.block_n
-            signature[name] = (
-                f"*{kind}" if layouts[name] == triton_common.POINTERS else f"tensordesc<{kind}[{rows}, {width}]>"
-            )
-            if layouts[name] == triton_common.POINTERS:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        elif name in ("LSE", "DELTA") and kernel.fn.__name__ == "dkv_kernel":
-            signature[name] = f"tensordesc<fp32[1, {tile.block_m}]>"
-        elif name == "ENDS":
-            signature[name] = f"tensordesc<i32[1, {tile.block_n}]>"
-        elif name in POINTERS:
-            signature[name] = POINTERS[name]
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        elif re.fullmatch(r"(q|k|v|do)_d", name):
-            signature[name], constexprs[name] = "constexpr", 1
-        elif re.fullmatch(r"(q|k|v|do)_[nh]", name):
-            signature[name] = "i32"
-            attributes[(index,)] = [["tt.divisibility", 16]]
+    for index, argument in enumerate(kernel.arg_names):
+        aligned = False
+        if kernel.params[index].is_constexpr:
+            signature[argument], constexprs[argument] = "constexpr", given[argument]
+        elif argument in MATRICES:
+            kind = "fp32" if split and argument in ("DK", "DV") else dtype
+            aligned = layout[argument] == POINTERS
+            shape = [rows[MATRICES[argument]], given["DP"]]
+            signature[argument] = f"*{kind}" if aligned else f"tensordesc<{kind}{shape}>"
+        elif name == "dkv" and argument in ("LSE", "DELTA"):
+            signature[argument] = f"tensordesc<fp32{[1, tile.block_m]}>"
+        elif argument == "ENDS":
+            signature[argument] = f"tensordesc<i32{[1, tile.block_n]}>"
+        elif argument in NUMBERS:
+            signature[argument], aligned = f"*{NUMBERS[argument]}", True
+        elif re.fullmatch(r"(q|k|v|do)_d", argument):
+            signature[argument], constexprs[argument] = "constexpr", 1
+        elif re.fullmatch(r"(q|k|v|do)_[nh]", argument):
+            signature[argument], aligned = "i32", True
         else:
-            signature[name] = "fp32" if name in FLOATS else "i32"
+            signature[argument] = "fp32" if argument in FLOATS else "i32"
+        if aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def usage(compiled, arch: int) -> tuple[int, int, int]:
-    """(registers a thread, spilled bytes stored, shared memory bytes): by assembling the PTX once more, verbosely."""
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder, "kernel.ptx")
-        ptx.write_text(compiled.asm["ptx"])
-        flags = [f"-arch=sm_{arch}{'a' if arch >= 90 else ''}", "-v", "-o", str(Path(folder, "out"))]
-        report = subprocess.run([str(ptxas), *flags, str(ptx)], capture_output=True, text=True, check=True).stderr
-    registers = int(re.search(r"Used (\d+) registers", report).group(1))
-    spills = int(re.search(r"(\d+) bytes spill stores", report).group(1))
-    return registers, spills, compiled.metadata.shared
+def choose_tile(name: str, size: int, dtype: str, arch: int) -> Tile:
+    """The tile that a launch on this architecture takes; delta has rows alone, and Triton's own number of stages."""
+    if name == "delta":
+        return Tile(triton_common.delta_rows(size), 1, 4, 3)
+    itemsize = 4 if dtype == "fp32" else 2
+    return getattr(triton_common.select_tiles(size, itemsize, SHARED_MEMORY[arch], arch // 10), name)
 
 
-def main() -> None:
+def report(arch: int, dtype: str, size: int, name: str, feature: str, options: argparse.Namespace) -> dict:
+    """One kernel: what it needs, or the error with which it did not compile."""
+    tile = Tile(*map(int, options.tile.split(","))) if options.tile else choose_tile(name, size, dtype, arch)
+    row = {"arch": arch, "kernel": name, "size": size, "dtype": dtype, "feature": feature, "tile": tile}
+    program = source(name, tile, size, dtype, FEATURES[feature], options.split)
+    try:
+        compiled, usage = compile_for(program, arch, {"num_warps": tile.warps, "num_stages": tile.stages, **COMPILE})
+    except Exception as error:  # whatever Triton or ptxas raises: the other kernels are still looked at
+        return {**row, "green": False, "error": f"{type(error).__name__}: {error}"}
+    if options.ptx:
+        (options.ptx / f"sm{arch}-{name}{size}{dtype}-{feature}.ptx").write_text(compiled.asm["ptx"])
+    fits = usage["shared"] <= SHARED_MEMORY[arch] and usage["tensor_memory"] <= TENSOR_MEMORY
+    return {**row, **usage, "green": fits}
+
+
+def line(row: dict) -> str:
+    tile = ",".join(map(str, row["tile"]))
+    name = f"{row['kernel']:8} {row['size']:4} {row['dtype']:5} {row['feature']:9} {tile:>12}"
+    if "error" in row:
+        return f"sm_{row['arch']:<4} {name}  does not compile: {row['error']}"
+    figures = f"{row['registers']:9} {row['spills']:8} {row['shared']:9} {SHARED_MEMORY[row['arch']]:9}"
+    return f"sm_{row['arch']:<4} {name} {figures}{'' if row['green'] else '  does not fit'}"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, default=90)
-    parser.add_argument("--size", type=int, nargs="*", default=[64, 80, 96, 128, 192, 256])
-    parser.add_argument("--kernel", nargs="*", default=["forward", "dkv", "dq"])
-    parser.add_argument("--feature", nargs="*", default=["plain"], choices=list(FEATURES))
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
+    parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, choices=list(SHARED_MEMORY))
+    parser.add_argument("--size", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--kernel", nargs="*", default=list(KERNELS), choices=list(KERNELS))
+    parser.add_argument("--feature", nargs="*", default=["plain", "all"], choices=list(FEATURES))
+    parser.add_argument(
+        "--dtype", nargs="*", choices=["bf16", "fp16", "fp32"], help="without: bf16, and fp16 at head size 128"
+    )
     parser.add_argument("--split", action="store_true", help="dK/dV as float32 parts per query head")
     parser.add_argument("--tile", help="block_m,block_n,warps,stages instead of the table's")
+    parser.add_argument("--ptx", type=Path, help="folder to write the PTX into")
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    memory = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}[options.arch] * 1024
-    print(f"triton {triton.__version__}, torch {torch.__version__}, sm_{options.arch}, {options.dtype}")
-    header = f"{'kernel':8} {'size':>4} {'feature':9} {'tile':>15}"
-    print(f"{header} {'registers':>9} {'spill B':>8} {'shared B':>9} {'seconds':>8}")
-    kernels = {
-        "forward": triton_forward.forward_kernel,
-        "dkv": triton_backward.dkv_kernel,
-        "dq": triton_backward.dq_kernel,
-    }
-    for size in options.size:
-        table = triton_common.select_tiles(size, 4 if options.dtype == "fp32" else 2, memory)
-        for name in options.kernel:
-            tile = triton_common.Tile(*map(int, options.tile.split(","))) if options.tile else getattr(table, name)
-            for feature in options.feature:
-                started = time.time()
-                target = GPUTarget("cuda", options.arch, 32)
-                src = source(kernels[name], tile, size, options.dtype, FEATURES[feature], options.split)
-                try:
-                    compiled = triton.compile(
-                        src, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages}
-                    )
-                    figures = "{:9} {:8} {:9}".format(*usage(compiled, options.arch))
-                except Exception as error:  # a configuration that does not compile is a result too
-                    figures = f"{type(error).__name__}: {str(error)[:80]}"
-                text = ",".join(map(str, tile))
-                print(f"{name:8} {size:4} {feature:9} {text:>15} {figures} {time.time() - started:8.1f}", flush=True)
+    if not options.json:
+        ptxas = f"ptxas {knobs.nvidia.ptxas.version}, for sm_100 and sm_120 {knobs.nvidia.ptxas_blackwell.version}"
+        print(f"triton {triton.__version__}, {ptxas}")
+        heads = f"{'kernel':8} {'D':>4} {'dtype':5} {'feature':9} {'tile':>12} {'registers':>9} {'spill B':>8}"
+        print(f"{'GPU':7} {heads} {'shared B':>9} {'of':>9}", flush=True)
+    rows = []
+    for arch, size, dtype in itertools.product(options.arch, options.size, options.dtype or ("bf16", "fp16")):
+        if not options.dtype and dtype == "fp16" and size != 128:
+            continue
+        for name, feature in itertools.product(options.kernel, options.feature):
+            rows.append(report(arch, dtype, size, name, feature, options))
+            if not options.json:
+                print(line(rows[-1]), flush=True)
+    if options.json:
+        print(json.dumps({"triton": triton.__version__, "kernels": rows}))
+    return 0 if all(row["green"] for row in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,14 +13,15 @@ from triton.backends.compiler import GPUTarget
 
 # Bytes of shared memory a block may use, by compute capability: A100; L40S and RTX 40; H100; B200; RTX 50.
 SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+TENSOR_MEMORY = 512  # columns of the memory that B200's tensor cores add up in; other GPUs have none
 
 
 def compile_for(source, arch: int, options: dict):
-    """`(compiled, {registers, spills, shared, warnings})` of a kernel compiled for sm_`arch`.
+    """`(compiled, {registers, spills, shared, tensor_memory, warnings})` of a kernel compiled for sm_`arch`.
 
-    registers: of a thread; spills: bytes stored; shared: bytes; warnings: the numbers of ptxas' messages about wgmma
-    (C75xx). All from Triton's own call of ptxas, whose flags and program differ between versions; past its cache, which
-    keeps no messages.
+    registers: of a thread; spills: bytes stored; shared: bytes; tensor_memory: columns; warnings: the numbers of
+    ptxas' messages about wgmma (C75xx). All from Triton's own call of ptxas, whose flags and program differ between
+    versions; past its cache, which keeps no messages.
     """
     said = io.StringIO()
     with contextlib.redirect_stdout(said), knobs.nvidia.scope(), knobs.compilation.scope():
@@ -32,5 +33,6 @@ def compile_for(source, arch: int, options: dict):
         "registers": int(re.search(r"Used (\d+) registers", report).group(1)),
         "spills": int(re.search(r"(\d+) bytes spill stores", report).group(1)),
         "shared": compiled.metadata.shared,
+        "tensor_memory": getattr(compiled.metadata, "tmem_size", None) or 0,
         "warnings": sorted(set(re.findall(r"C7\d\d\d", report))),
     }

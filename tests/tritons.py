@@ -11,12 +11,20 @@ import pytest
 # The newest release of each version in `treepack.attention.versions.TESTED`.
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 # The oldest and the newest by default, all of them in the long runs.
-VERSIONS = RELEASES if os.environ.get("HYPOTHESIS_PROFILE") == "long" else (RELEASES[0], RELEASES[-1])
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+VERSIONS = RELEASES if LONG else (RELEASES[0], RELEASES[-1])
+
+
+def folder(version: str) -> Path:
+    return Path(os.environ.get("TREEPACK_TRITON", sys.prefix)) / f"triton-{version}"
+
+
+def present(version: str) -> bool:
+    return (folder(version) / "triton").is_dir()
 
 
 def environment(version: str) -> dict[str, str]:
     """The variables of a process that imports this Triton; skips the test where it is not there."""
-    folder = Path(os.environ.get("TREEPACK_TRITON", sys.prefix)) / f"triton-{version}"
-    if not (folder / "triton").is_dir():
-        pytest.skip(f"Triton {version} is not in {folder}")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    if not present(version):
+        pytest.skip(f"Triton {version} is not in {folder(version)}")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder(version)), *sys.path])}

@@ -48,8 +48,7 @@ class Tiles(NamedTuple):
     dq: Tile
 
 
-# Head size (rounded up to a power of two) -> tiles, for 16-bit inputs on GPUs with 227 KB of shared memory a block
-# (sm_90, sm_100).
+# Head size (rounded up to a power of two) -> tiles, for 16-bit inputs on GPUs with 227 KB of shared memory a block.
 # Chosen by measurement at 128 and by registers and shared memory elsewhere (docs/kernel.md): a fixed table, because
 # autotuning on N would compile for
 # every length.
@@ -60,6 +59,9 @@ LARGE = {
     128: Tiles(Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     256: Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
+# The same for data-centre Blackwell (sm_100): there dK/dV keeps more of its tiles in shared memory, and with two stages
+# it would need 257 KB at 256.
+BLACKWELL = {**LARGE, 256: LARGE[256]._replace(dkv=Tile(64, 64, 8, 1))}
 # The same for 99 KB and up (sm_80, sm_86, sm_89, sm_120, and whatever else): smaller tiles.
 SMALL = {
     16: Tiles(Tile(64, 64, 4, 2), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
@@ -86,10 +88,17 @@ def padded_size(head_size: int) -> int:
     return max(16, triton.next_power_of_2(head_size))
 
 
-def select_tiles(head_size: int, itemsize: int, shared_memory: int) -> Tiles:
-    """The tiles for a head size, bytes per element and bytes of shared memory a block may use."""
-    table = FLOAT32 if itemsize == 4 else LARGE if shared_memory >= LARGE_SHARED_MEMORY else SMALL
+def select_tiles(head_size: int, itemsize: int, shared_memory: int, major: int) -> Tiles:
+    """The tiles for a head size, bytes per element, bytes of shared memory a block may use and the first number of the
+    compute capability."""
+    large = BLACKWELL if major >= 10 else LARGE
+    table = FLOAT32 if itemsize == 4 else large if shared_memory >= LARGE_SHARED_MEMORY else SMALL
     return table[padded_size(head_size)]
+
+
+def delta_rows(head_size: int) -> int:
+    """Query rows of a program of the delta kernel."""
+    return 64 if head_size <= 128 else 32
 
 
 def tile_source(x: Tensor, rows: int, *, resident: bool = False):

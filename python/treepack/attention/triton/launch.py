@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..versions import COMPILE
 from .backward import delta_kernel, dkv_kernel, dq_kernel
-from .common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
+from .common import POINTERS, Tile, Tiles, delta_rows, padded_size, select_tiles, tile_source, tile_target
 from .forward import forward_kernel
 
 # Set by benches to try tile sizes: None = the fixed table.
@@ -40,10 +40,19 @@ def device_limits(index: int) -> tuple[int, int]:
     return properties.shared_memory_per_block_optin, properties.multi_processor_count
 
 
+@functools.cache
+def _device_tiles(index: int, head_size: int, itemsize: int) -> Tiles:
+    major, _ = torch.cuda.get_device_capability(index)
+    return select_tiles(head_size, itemsize, device_limits(index)[0], major)
+
+
 def choose_tiles(q: Tensor) -> Tiles:
-    """Tile sizes for q; the CPU stands for the interpreter."""
-    shared = device_limits(q.device.index)[0] if q.is_cuda else 1 << 30
-    return tiles_override or select_tiles(q.shape[-1], q.element_size(), shared)
+    """Tile sizes for q; the CPU stands for the interpreter, and gets those of Hopper."""
+    if tiles_override:
+        return tiles_override
+    if q.is_cuda:
+        return _device_tiles(q.device.index, q.shape[-1], q.element_size())
+    return select_tiles(q.shape[-1], q.element_size(), 1 << 30, 9)
 
 
 def _row_tiles(x: Tensor, block: int) -> TensorDescriptor:
@@ -94,7 +103,7 @@ def forward(
 def delta(out, dout, dlse, delta) -> None:
     """Fills delta (H, N)."""
     n, heads, size = out.shape
-    block = 64 if size <= 128 else 32
+    block = delta_rows(size)
     delta_kernel[(triton.cdiv(n, block) * heads,)](
         out, dout, delta if dlse is None else dlse, delta, *dout.stride(), delta.stride(0), n, heads,
         BM=block, D=size, DP=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4, **COMPILE)  # fmt: skip
