@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .plain import plain_values
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _chunk(table: Any, numbers: Sequence[int]) -> Chunk:
 
 
 def _values(array: pyarrow.Array) -> list[Any]:
-    """One value per row: a NumPy view for a list of numbers, else what Arrow makes of it (nulls are None)."""
+    """One value per row: a NumPy view for a list of numbers, else plain Python (nulls are None)."""
     import pyarrow.types as kinds
 
     kind = array.type
@@ -130,9 +131,9 @@ def _values(array: pyarrow.Array) -> list[Any]:
         flat = array.flatten()
         offsets = range(0, (len(array) + 1) * kind.list_size, kind.list_size)
     else:
-        return list(array.to_pylist())
+        return plain_values(array)
     if flat.null_count or not (kinds.is_integer(flat.type) or kinds.is_floating(flat.type)):
-        return list(array.to_pylist())  # text, booleans, lists of lists, nulls within
+        return plain_values(array)  # text, booleans, lists of lists, nulls within
     values = flat.to_numpy(zero_copy_only=True)
     valid = [True] * len(array) if array.null_count == 0 else array.is_valid().to_pylist()
     return [values[offsets[i] : offsets[i + 1]] if there else None for i, there in enumerate(valid)]

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import arrays
+from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
 from .names import PER_TOKEN
 from .source import Chunk, ReadError, kind
 
 Array = npt.NDArray[Any]
-Encode = Callable[[Any, Any, str], tuple[Array, Array]]
+Encode = Callable[[Turns, list[Any] | None, str], tuple[Array, Array]]
 
 LARGEST_ID = 2**31 - 1
 _IDS = f"token ids, integers from 0 to {LARGEST_ID},"
@@ -21,8 +22,8 @@ _SHOWN = 30
 
 
 def build(chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None) -> list[dict[str, Any]]:
-    """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: chat
-    messages, tools and where -> ids and completion mask."""
+    """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: a
+    conversation, its tools and where -> ids and completion mask."""
     out = []
     for i, number in enumerate(chunk.numbers):
         row = {canonical: chunk.columns[name][i] for canonical, name in columns.items()}
@@ -40,8 +41,7 @@ class _Sample:
         if "messages" in row:
             if encode is None:
                 raise ReadError(f"{where}: {names['messages']} needs a tokenizer")
-            messages = _conversation(row.pop("prompt_messages", None), row.pop("messages"))
-            self.ids, self.mask = encode(messages, row.pop("tools", None), where)
+            self.ids, self.mask = encode(*self._chat(), where)
         elif "input_ids" in row:
             self.ids = self._ids("input_ids")
         else:
@@ -50,6 +50,15 @@ class _Sample:
             self.mask = np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(completion)])
         if not len(self.ids):
             raise ReadError(f"{where}: no tokens; a sample has at least one. Leave empty samples out")
+
+    def _chat(self) -> tuple[Turns, list[Any] | None]:
+        """The conversation and its tools; a prompt that stands in a column of its own is context."""
+        row, names, where = self.row, self.names, self.where
+        turns = clean_messages(row.pop("messages"), where, names["messages"])
+        prompt = decoded(row.pop("prompt_messages", None))
+        if prompt is not None:
+            turns = _after_prompt(prompt, turns, where, names["prompt_messages"], names["messages"])
+        return turns, clean_tools(row.pop("tools", None), where, names.get("tools", "tools"))
 
     def columns(self) -> dict[str, Any]:
         """The sample as `treepack.pack` takes it, without padding."""
@@ -159,11 +168,17 @@ def _culprit(value: Any, ids: bool) -> int | None:
     return None
 
 
-def _conversation(prompt: Any, messages: Any) -> Any:
-    """The messages of a preference pair after those of its prompt, where they do not start with them."""
-    if not isinstance(prompt, list) or not isinstance(messages, list) or messages[: len(prompt)] == prompt:
-        return messages
-    return prompt + messages
+def _after_prompt(prompt: Any, turns: Turns, where: str, name: str, after: str) -> Turns:
+    """The messages of a column `after` behind those of a prompt, where they do not start with them. A prompt that is
+    text is that of a conversation which holds it already."""
+    if not isinstance(prompt, str):
+        return joined(clean_messages(prompt, where, name), turns, where, after)
+    if turns.messages[0]["role"] == ASSISTANT:
+        raise ReadError(
+            f"{where}: {name} is text and {after} starts with a message of role {ASSISTANT!r}, so the prompt would be "
+            f'lost; give {name} as messages, [{{"role": "user", "content": ...}}]'
+        )
+    return turns
 
 
 def _to_mask(value: Any, where: str) -> Array:
