@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import open_sources
-from .jsonl import JsonLines
+from .jsonl import JsonElements, JsonLines
 from .names import resolve, unexpected
 from .samples import Encode, build
 from .source import ReadError, Source
@@ -131,7 +131,7 @@ def open_rollouts(
 
 def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:
     """ReadError for a file that lacks a column of the first one, or has one that says what is trained or merged where
-    the first one has none; lines of JSONL are checked for that when they are read."""
+    the first one has none; rows of JSON are checked for that when they are read."""
     more = unexpected(found, given)
     for source in sources:
         for name in found.values():
@@ -143,7 +143,7 @@ def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping
                     f"{source.path}: it has the column {name!r}, which {sources[0].path} has not; give it in every "
                     f"file, or leave it out with --column {more[name]}="
                 )
-        if isinstance(source, JsonLines):
+        if isinstance(source, JsonLines | JsonElements):
             source.unexpected = more
 
 
