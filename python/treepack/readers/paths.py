@@ -1,0 +1,112 @@
+"""Columns within columns: `trajectory[].tokens.prompt_ids` is, of each item of the list `trajectory`, what `tokens` has
+under `prompt_ids`. A row -> a sample for each item, what stands above the list repeated for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .messages import decoded
+from .source import ReadError, kind
+
+_STEP = re.compile(r"([^.\[\]]+)((?:\[\])*)")
+
+
+class Path(NamedTuple):
+    """A column within a column."""
+
+    text: str
+    steps: tuple[tuple[str, int], ...]
+    """The names on the way, and how many lists follow each."""
+
+    @property
+    def column(self) -> str:
+        """The column of the file that it begins in."""
+        return self.steps[0][0]
+
+    @property
+    def lists(self) -> int:
+        """How many lists it goes through."""
+        return sum(count for _, count in self.steps)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path, if there is no column of that name."""
+    return "." in name or "[]" in name
+
+
+def parse(text: str, option: str = "") -> Path:
+    """A path from its text. ReadError for what is none; `option`: how it was given, for the message."""
+    steps = [_STEP.fullmatch(step) for step in text.split(".")]
+    if not all(steps):
+        raise ReadError(
+            f"{option or text}: {text!r} is no path; allowed are names with [] after each that holds a list, and dots "
+            "between them, say trajectory[].tokens.prompt_ids"
+        )
+    return Path(text, tuple((step[1], len(step[2]) // 2) for step in steps if step))
+
+
+def expand(row: Mapping[str, Any], paths: Mapping[str, Path], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where in the row, {name: value}) for each sample of a row; of a row that has none, nothing.
+
+    paths: name -> path, all of them beginning in columns of `row`. Lists at the same depth are walked in step.
+
+    Raises ReadError for lists that do not have the same number of items, and for what is no list or no object.
+    """
+    values = {name: _take(row, path.steps, f"{where}: {path.text}") for name, path in paths.items()}
+    lists = {name: path.lists for name, path in paths.items()}
+    yield from _spread(values, lists, paths, "", 0, where)
+
+
+def _spread(
+    values: dict[str, Any], lists: dict[str, int], paths: Mapping[str, Path], label: str, depth: int, where: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    deeper = [name for name in values if lists[name] > depth]
+    if not deeper:
+        yield label, values
+        return
+    held = [name for name in deeper if values[name] is not None]
+    if not held:
+        return
+    longest = max(held, key=lambda name: lists[name])
+    count = len(values[longest])
+    for name in held:
+        if len(values[name]) != count:
+            raise ReadError(
+                f"{where}{label}: {paths[name].text} has {len(values[name])} items and {paths[longest].text} {count}; "
+                "one of each for each sample is needed"
+            )
+    step = paths[longest].text.split("[]")[depth]
+    for at in range(count):
+        one = {
+            name: value if name not in deeper else None if value is None else value[at]
+            for name, value in values.items()
+        }
+        yield from _spread(one, lists, paths, f"{label or ', '}{step}[{at}]", depth + 1, where)
+
+
+def _take(value: Any, steps: tuple[tuple[str, int], ...], where: str) -> Any:
+    """What lies at the end of a path; a list of it for each list on the way. None where something is missing."""
+    for at, (name, lists) in enumerate(steps):
+        value = decoded(value)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise ReadError(f"{where}: {name!r} is looked for in {kind(value)}; an object is needed")
+        value = value.get(name)
+        if lists:
+            return _items(value, lists, steps[at + 1 :], f"{where}: {name}")
+    return value
+
+
+def _items(value: Any, lists: int, rest: tuple[tuple[str, int], ...], where: str) -> Any:
+    value = decoded(value)
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not hasattr(value, "__len__") or isinstance(value, Mapping):
+        raise ReadError(f"{where} is {kind(value)}; a list is needed")
+    if lists > 1:
+        return [_items(item, lists - 1, rest, where) for item in value]
+    return [_take(item, rest, where) for item in value] if rest else value
