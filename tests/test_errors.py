@@ -307,7 +307,7 @@ def test_torch_tensors_give_the_same_bytes():
 
 
 def test_python_scalars_and_lists_have_fixed_dtypes():
-    sample = {"input_ids": [1, 2], "f": 0.5, "i": 3, "b": True, "fs": [0.5, 1.5], "is": [1, 2], "bs": [True, False]}
+    sample = {"input_ids": [1, 2], "f": 0.5, "i": 3, "b": True, "fs": [0.5, 1.5], "is": [1, 2], "bs": [True, True]}
     (tree,) = treepack.pack([sample], max_tokens=100)
     kinds = {"f": np.float32, "i": np.int64, "b": np.bool_, "fs": np.float32, "is": np.int64, "bs": np.bool_}
     assert {name: tree.terms[name].dtype for name in kinds} == {name: np.dtype(x) for name, x in kinds.items()}

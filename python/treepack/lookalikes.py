@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -28,9 +29,10 @@ MASK_NAMES = frozenset(
 )
 _POSITIONS = frozenset(["pos", "position", "positions"])
 _PACKED = frozenset(
-    "cu seq seqs seqlen seqlens sequence sequences doc docs document documents seg segment segments segs pack packed "
-    "packing sample samples".split()
-)
+    f"{what}{many}"
+    for what in ("seq", "seqlen", "sequence", "doc", "document", "seg", "segment", "sample", "pack")
+    for many in ("", "s")
+) | {"cu", "packed", "packing"}
 #: A prompt of fewer tokens may stand at the front of a completion by chance.
 _CHANCE = 4
 
@@ -79,6 +81,10 @@ class Suspect:
         self._may = [look for look, tried in looks.items() if tried]
         self._shown: set[Look] = set()
 
+    def copy(self) -> Suspect:
+        """The same suspect, for a look that may be taken back."""
+        return copy(self)
+
     @property
     def cleared(self) -> bool:
         """Whether the samples so far leave nothing that the column may be."""
@@ -95,20 +101,22 @@ class Suspect:
         lengths: numbers of values, beside L, that count as one for each token: those of the completion alone.
         """
         per_token = len(values) == len(ids) or len(values) in lengths
-        left = []
+        if not (len(values) and len(ids)):
+            return
+        left, shown = [], set(self._shown)
         for look in self._may:
             fits, shows = self._test(look, values, ids, per_token)
             if fits:
                 left.append(look)
             if shows:
-                self._shown.add(look)
-        self._may = left
+                shown.add(look)
+        self._may, self._shown = left, shown  # replaced, never changed: a copy of a suspect is one of its own
 
     def _test(self, look: Look, values: Array, ids: Array, per_token: bool) -> tuple[bool, bool]:
         """Whether the values may be that, and whether they show it."""
         if look == "mask":
             fits = per_token and (values.dtype.kind == "b" or bool(((values == 0) | (values == 1)).all()))
-            return fits, fits
+            return fits, fits and not _all_targets(values != 0, ids)
         if values.dtype.kind == "b":
             return False, False
         values = values.astype(np.int64, copy=False)
@@ -124,7 +132,13 @@ class Suspect:
             fits = values[0] == 0 and values[-1] == len(ids) and bool((steps >= 0).all())
             return bool(fits), len(values) > 2
         fits = bool((values > 0).all()) and int(values.sum()) == len(ids)
-        return fits, len(values) > 1
+        return fits, 1 < len(values) < len(ids)
+
+
+def _all_targets(trained: Array, ids: Array) -> bool:
+    """Whether a mask trains all that no mask would: every token but the first, which is never a target. Such a sample
+    does not tell a mask from other numbers, and loses nothing where it is one."""
+    return len(trained) == len(ids) and bool(trained[1:].all())
 
 
 def _labels(values: Array, ids: Array) -> tuple[bool, bool]:
@@ -134,20 +148,29 @@ def _labels(values: Array, ids: Array) -> tuple[bool, bool]:
     ignored = values[negative]
     if len(ignored) and (ignored != ignored[0]).any():
         return False, False
+    shows = not _all_targets(~negative, ids)
     if len(ignored) and ignored[0] == -100:
-        return True, True
+        return True, shows
     own = np.asarray(ids[-len(values) :], np.int64)
     fits = bool((negative | (values == own)).all() or (negative[:-1] | (values[:-1] == own[1:])).all())
-    return fits, fits and bool(len(ignored))
+    return fits, fits and shows
+
+
+def labels_of_own_tokens(values: Array, ids: Array) -> bool:
+    """Whether values are labels: the token itself, or one negative number where nothing is trained; some of each."""
+    negative = values < 0
+    own = bool((negative | (values == ids)).all())
+    return own and bool(negative.any()) and len(np.unique(values[negative])) == 1
 
 
 def _positions(values: Array, named: bool) -> tuple[bool, bool]:
     """Rising by one from 0 or 1, and starting again; under a name that says positions, any but 0..L-1."""
     if named:
         return True, not np.array_equal(values, np.arange(len(values)))
-    again = (values[1:] == values[0]) & (np.diff(values) != 1)
-    fits = values[0] in (0, 1) and bool((again | (np.diff(values) == 1)).all())
-    return bool(fits), bool(again.any())
+    rises = np.diff(values) == 1
+    again = (values[1:] == values[0]) & ~rises
+    fits = values[0] in (0, 1) and bool((again | rises).all())
+    return bool(fits), bool(again.any() and rises.any())
 
 
 def pairing(rows: Iterable[tuple[Array, Array]], half: Literal["prompt", "completion"]) -> Pairing:
@@ -182,6 +205,9 @@ SHOWN: dict[Look, str] = {
 }
 
 
+ONE_SAMPLE = "a row is one sample: leave this column out, and give a dict for each sample, or a batch with cu_seqlens"
+
+
 def packing_remedy(name: str, look: Look) -> str:
     """What to say of a column in a call of `pack`; starts after "it has"."""
     if look in ("mask", "labels"):
@@ -191,7 +217,4 @@ def packing_remedy(name: str, look: Look) -> str:
             f"{SHOWN[look]}: give completion_mask = {given}, or completion_mask = ones to train every token and carry "
             f"{name!r} along"
         )
-    return (
-        f"a column {name!r} whose values are {SHOWN[look]}; a row is one sample here: give one dict for each sample, "
-        "or a flat batch with cu_seqlens, and leave this column out"
-    )
+    return f"a column {name!r} whose values are {SHOWN[look]}; {ONE_SAMPLE}"

@@ -9,10 +9,11 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from . import inputs, options
+from . import column_checks, inputs, options
 from ._core import Formats, PackError, PackStream
 from .arrays import Array, plain
 from .columns import GROUP, Format, Inputs, ready_formats
+from .lookalikes import Suspect
 from .packed import Packed, Skipped, Stats
 from .tree import PackedTree
 
@@ -75,6 +76,8 @@ class Packer:
         self._stream = PackStream(checked)
         self._like: Inputs | None = None
         self._formats: Formats | None = None
+        self._second_mask = False
+        self._suspects: dict[str, Suspect] | None = None  # columns that no sample has cleared so far
         self._groups: dict[Any, int] = {}
         self._count = 0  # samples taken or skipped so far
 
@@ -83,7 +86,7 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        if self._formats is None:
+        if self._formats is None or self._suspects or self._second_mask:
             added = None
         else:
             try:
@@ -122,13 +125,16 @@ class Packer:
             columns = self._read(sample)
             if self._like is not None:
                 _match(columns, self._like, f"sample {self._count}: ")
+            suspects = column_checks.check(columns, self._count, self._suspects)
             added = self._stream.add_columns(columns)
         except Exception:
             for group in list(self._groups)[known:]:
                 del self._groups[group]
             raise
+        self._suspects = suspects
         if self._like is None:
             self._like = columns
+            self._second_mask = column_checks.has_second_mask(columns)
             self._formats = ready_formats(columns)
         return added
 

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
-from . import _core, inputs, options
+from . import _core, column_checks, inputs, options
 from ._core import PackError
-from .columns import Format, ready_formats
+from .columns import Format, Inputs, ready_formats
 from .packed import Packed
 
 # What the columns of the last list of samples looked like. A trainer packs the same kind of samples again and again:
-# where all columns of all samples are just so, they are borrowed without a look from Python.
-_last: tuple[_core.Formats, dict[str, Format]] | None = None
+# where all columns of all samples are just so, they are borrowed without a look from Python; but for the columns named
+# last, whose values were looked at.
+_last: tuple[_core.Formats, dict[str, Format], list[str], bool] | None = None
 
 
 def pack(
@@ -41,8 +42,9 @@ def pack(
               (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
               `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
               sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
-              An `attention_mask` (L,) marks padding, which is cut out. `labels`, `loss_mask` and other usual names of
-              a mask are refused where there is no `completion_mask`, since they would train every token.
+              An `attention_mask` (L,) marks padding, which is cut out. A column that looks like a mask (0 and 1 for
+              each token, booleans, labels) is refused where there is no `completion_mask`, since every token would be
+              trained; one of ones says that this is meant.
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
               sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
             - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
@@ -87,7 +89,7 @@ def pack(
     )
     global _last
     last = _last  # another thread may set it while this one packs
-    if last is not None and type(samples) is list:
+    if last is not None and type(samples) is list and column_checks.harmless(samples, *last[2:]):
         try:
             core = _core.pack_ready(samples, last[0], checked)
         except PackError:
@@ -95,7 +97,9 @@ def pack(
         if core is not None:
             return Packed(core, last[1], checked["ranks"], start)
     columns = inputs.read(samples, per_token, per_sample)
+    suspects = {} if isinstance(samples, Inputs) else column_checks.check(columns)
     core = _core.pack(columns, checked)
-    if isinstance(columns.ids, list) and columns.ids:
-        _last = (ready_formats(columns), columns.formats)
+    if isinstance(columns.ids, list) and columns.ids and not suspects and not column_checks.has_second_mask(columns):
+        masked = columns.mask is not None
+        _last = (ready_formats(columns), columns.formats, column_checks.looked_at(columns), masked)
     return Packed(core, columns.formats, checked["ranks"], start)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from .lookalikes import MASK_NAMES
+
 #: Canonical name -> the names that it goes by, most telling first.
 USUAL: dict[str, tuple[str, ...]] = {
     "input_ids": ("input_ids", "tokens", "token_ids", "input_tokens"),
@@ -51,7 +53,10 @@ USUAL: dict[str, tuple[str, ...]] = {
     "sampling_mask": ("sampling_mask",),
     "sampling_mask_counts": ("sampling_mask_counts",),
 }
-_MASKS = (*USUAL["completion_mask"][1:], *USUAL["labels"])
+_READ = (*USUAL["completion_mask"], *USUAL["labels"])
+#: Names of masks and labels that are no `completion_mask`; those that readers take for one come first.
+_MASKS = (*_READ[1:], *sorted(MASK_NAMES.difference(_READ)))
+_HALVES = (*USUAL["prompt_ids"], *USUAL["completion_ids"])
 
 
 def disguised_mask(names: Collection[Any], per_token: Callable[[str], bool]) -> str | None:
@@ -64,6 +69,20 @@ def disguised_mask(names: Collection[Any], per_token: Callable[[str], bool]) -> 
     return (
         f"a column {name!r} and no completion_mask, so every token would be trained: give completion_mask = {given}, "
         f"or completion_mask = ones to train every token and carry {name!r} along"
+    )
+
+
+def half_of_pair(names: Collection[Any], per_token: Callable[[str], bool]) -> str | None:
+    """What to say of `input_ids` without a `completion_mask` beside a half of a prompt/answer pair, which would be lost
+    to the sample; None where there is none. Starts after "it has"."""
+    name = next((name for name in _HALVES if name in names and per_token(name)), None)
+    if name is None:
+        return None
+    front, back = (name, "input_ids") if name in USUAL["prompt_ids"] else ("input_ids", name)
+    return (
+        f"input_ids, a column {name!r} and no completion_mask, so every token of input_ids would be trained: leave "
+        f"{name!r} out, with a completion_mask of 0 for each token of the prompt; where input_ids are the other half, "
+        f"join {front!r} and {back!r} into input_ids first"
     )
 
 
