@@ -5,8 +5,8 @@ import pytest
 from helpers import says
 
 import treepack
-from treepack.integrations.collator import DataCollatorForTreePacking
 from treepack.inputs.lookalikes import Suspect, candidate, holds, pairing
+from treepack.integrations.collator import DataCollatorForTreePacking
 
 IDS = np.arange(10, 16)
 MASK = [0, 0, 1, 0, 1, 1]
