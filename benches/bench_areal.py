@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import areal_stubs
 
 from treepack.integrations import areal
-from treepack.integrations.areal_attention import tree_metadata
+from treepack.integrations.areal.attention import tree_metadata
 
 #: set, samples, budget.
 CASES = [

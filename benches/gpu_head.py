@@ -4,7 +4,7 @@
 
 The bound: for R = 16,384, hidden size 1,536 and a vocabulary of 151,936 the peak stays under 2 GB above the weight, the
 hidden states and their gradients. First a gate: values and gradients against the same steps in float64, on fewer rows
-(the steps in float64 against all R x V logits: tests/test_logprobs.py).
+(the steps in float64 against all R x V logits: tests/logprobs/test_logprobs.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from treepack import lm_head_dense
+from treepack.logprobs import dense as head_dense
 from treepack.logprobs import head_log_probs
 
 BOUND = 2e9
@@ -79,7 +79,7 @@ def main() -> int:
     hidden, weight, tree = make(arguments.rows, arguments.hidden, arguments.vocab, arguments.sets)
     allowed = True
     for fused in (True, False):
-        lm_head_dense.FUSED = fused
+        head_dense.FUSED = fused
         times, peak = [], 0.0
         for _ in range(arguments.repeats + 2):
             hidden.grad = weight.grad = None

@@ -19,7 +19,7 @@ import numpy as np
 import source_tree  # noqa: F401
 import torch
 
-from treepack.kernels.scatter import kept_set_table
+from treepack.tree.kept_sets import kept_set_table
 
 
 def kept_sets(rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 A link such as `../benches/README.md` is right in the repository and leads out of the site. Every file that is linked
 this way is shown under `repository/`: Markdown as a page, anything else as a block of code. Comments that are meant
-for the tests of the pages alone (`tests/doc_blocks.py`) are left out of the site.
+for the tests of the pages alone (`tests/docs/doc_blocks.py`) are left out of the site.
 """
 
 from __future__ import annotations

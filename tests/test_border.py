@@ -117,7 +117,7 @@ def test_another_thread_packs_other_columns_meanwhile(monkeypatch):
     narrow = [{"input_ids": np.array([1, 2]), "weight": np.array([1, 5], np.int16)}]
     wide = [{"input_ids": np.array([1, 2]), "other": np.array([0.5, 0.25])}]
     treepack.pack(narrow, max_tokens=8)
-    pack_ready = treepack.packing._core.pack_ready
+    pack_ready = treepack._core.pack_ready
     answers = []
 
     def interrupted(*arguments):
@@ -129,7 +129,7 @@ def test_another_thread_packs_other_columns_meanwhile(monkeypatch):
         answers.append(pack_ready(*arguments))
         return answers[-1]
 
-    monkeypatch.setattr(treepack.packing._core, "pack_ready", interrupted)
+    monkeypatch.setattr(treepack._core, "pack_ready", interrupted)
     (tree,) = treepack.pack(narrow, max_tokens=8)
     assert answers[-1] is not None, "the columns were ready: this is the way in which they are remembered"
     assert tree.terms["weight"].dtype == np.int16

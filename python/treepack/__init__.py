@@ -10,11 +10,10 @@
 from typing import TYPE_CHECKING, Any
 
 from ._core import PackError
-from .extras import require
-from .packed import Packed, Skipped, Stats
-from .packer import Packer
-from .packing import pack
-from .tree import PackedTree
+from ._optional import require
+from .packing import Packer, pack
+from .tree.packed import Packed, Skipped, Stats
+from .tree.tree import PackedTree
 
 if TYPE_CHECKING:
     from .attention import tree_attention

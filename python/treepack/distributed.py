@@ -27,11 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._core import PackError
-from .tree import PackedTree
-from .tree_arrays import dummy_tree, formats_of
+from .tree.layout import dummy_tree, formats_of
+from .tree.tree import PackedTree
 
 if TYPE_CHECKING:
-    from .columns import Format
+    from .inputs.columns import Format
 
 __all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
 

@@ -8,7 +8,7 @@ from compare import check, leaves, random_tree, tree
 from forests import agent, chain
 
 from treepack.attention import tree_attention
-from treepack.kernels.scatter import kept_set_table
+from treepack.tree.kept_sets import kept_set_table
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": True}, {"sliding_window": 90}], ids=str)

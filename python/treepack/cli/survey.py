@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import Packed, PackedTree, Packer, pack
-from ..packed import Skipped, Stats
+from ..tree.packed import Skipped, Stats
 
 Placement = Literal["shared", "first_fit", "stream"]
 PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")

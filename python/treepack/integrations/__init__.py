@@ -1,5 +1,5 @@
 """Connections to other frameworks, each behind its own import: nothing here is loaded by `import treepack`."""
 
-from ..extras import require
+from .._optional import require
 
 require("torch", "treepack.integrations", "torch")

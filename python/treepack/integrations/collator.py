@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from .._core import PackError
-from ..packing import pack
-from ..tree import PackedTree
+from ..packing.batch import pack
+from ..tree.tree import PackedTree
 
 __all__ = ["DataCollatorForTreePacking", "tree_batch"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..extras import require
+from .._optional import require
 
 require("pyarrow", "treepack.offline", "cli")
 pa: Any = import_module("pyarrow")

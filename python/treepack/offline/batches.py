@@ -14,7 +14,7 @@ import numpy as np
 
 from treepack import PackedTree, PackError, pack
 
-from ..tree_arrays import formats_of
+from ..tree.layout import formats_of
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs

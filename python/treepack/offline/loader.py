@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from treepack import PackedTree, PackError
 
-from ..packed import TreeSequence
 from ..readers.source import first_line
-from ..tree_arrays import KEPT, LABELS, dummy_tree
+from ..tree.layout import KEPT, LABELS, dummy_tree
+from ..tree.packed import TreeSequence
 from . import manifest as manifests
 from .arrow import pa, pq
 from .pairs import PAIR

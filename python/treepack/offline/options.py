@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from treepack import PackError
 
-from .. import options
+from ..packing import options
 
 #: Raw tokens of a window. docs/offline.md has the measured effect on the ratio.
 WINDOW = 1 << 22

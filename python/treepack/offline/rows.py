@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from treepack import PackedTree, PackError
 
-from ..columns import Format
-from ..tree_arrays import ARRAYS, tree_from_arrays
+from ..inputs.columns import Format
+from ..tree.layout import ARRAYS, tree_from_arrays
 from .arrow import pa
 from .schema import COUNTS, DISAGREEMENTS, FIRST_SAMPLE, OPTIONAL, Formats, formats_in
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from treepack import PackError
 
-from ..columns import Format
-from ..tree_arrays import ARRAYS, KEPT, KINDS, LABELS
+from ..inputs.columns import Format
+from ..tree.layout import ARRAYS, KEPT, KINDS, LABELS
 from .arrow import pa
 
 #: Counts up when a row holds something else than before under the same names.

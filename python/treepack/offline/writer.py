@@ -19,7 +19,7 @@ import treepack
 from treepack import PackError
 
 from ..readers.source import first_line
-from ..tree_arrays import formats_of
+from ..tree.layout import formats_of
 from . import manifest as manifests
 from .arrow import pa, pq
 from .manifest import Manifest, Shard

@@ -9,7 +9,7 @@ JSONL and NPZ need NumPy alone, Parquet (and .zst) needs pyarrow, folders of Hug
 messages need transformers: each is imported when such a file is opened.
 """
 
-from ..usual import USUAL
+from ..inputs.aliases import USUAL
 from .rollouts import Rollouts, open_rollouts
 from .source import ReadError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..usual import USUAL
+from ..inputs.aliases import USUAL
 from .source import ReadError
 
 #: Columns that say where the tokens come from; a file is read by one of the three.

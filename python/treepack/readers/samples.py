@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import arrays
+from ..inputs import convert
 from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
 from .names import PER_TOKEN
 from .source import Chunk, ReadError, kind
@@ -66,7 +66,7 @@ class _Sample:
         mask = self._mask()
         if mask is not None:
             out["completion_mask"] = mask
-        real = self._per_token("attention_mask", arrays.to_attention_mask) if "attention_mask" in self.row else None
+        real = self._per_token("attention_mask", convert.to_attention_mask) if "attention_mask" in self.row else None
         for name in list(self.row):
             out[name] = self._column(name)
         if real is not None and not real.all():
@@ -83,7 +83,7 @@ class _Sample:
             return self._per_token("completion_mask", _to_mask)
         if "labels" not in self.row:
             return self.mask
-        labels = self._per_token("labels", arrays.to_numpy)
+        labels = self._per_token("labels", convert.to_numpy)
         trained: Array = labels != -100
         wrong = np.flatnonzero(trained & (labels != self.ids))
         if len(wrong):
@@ -98,13 +98,13 @@ class _Sample:
     def _column(self, name: str) -> Any:
         value = self.row[name]
         if name in PER_TOKEN:
-            return self._per_token(name, arrays.to_numpy)
+            return self._per_token(name, convert.to_numpy)
         if name == "reward" and value is None:
             return float("nan")
         if name == "sampling_mask":
-            return self._convert(name, arrays.to_numpy)
-        if arrays.is_array(value):
-            return self._per_token(name, arrays.to_identity if name == "identity" else arrays.to_numpy)
+            return self._convert(name, convert.to_numpy)
+        if convert.is_array(value):
+            return self._per_token(name, convert.to_identity if name == "identity" else convert.to_numpy)
         if value is None or not isinstance(value, int | float | np.number | np.bool_ | str):
             raise self._error(name, f"is {_short(value)}; a number, or one for each token, is needed")
         if isinstance(value, str) and name != "group_id":
@@ -112,7 +112,7 @@ class _Sample:
         return value
 
     def _ids(self, name: str) -> Array:
-        ids = self._convert(name, arrays.to_ids)
+        ids = self._convert(name, convert.to_ids)
         if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
             at = int(((ids < 0) | (ids > LARGEST_ID)).argmax())
             raise self._error(name, f"[{at}] is {ids[at]}; allowed are ids from 0 to {LARGEST_ID}")
@@ -183,10 +183,10 @@ def _after_prompt(prompt: Any, turns: Turns, where: str, name: str, after: str) 
 
 def _to_mask(value: Any, where: str) -> Array:
     """A mask of 0 and 1, which some tools store as floats."""
-    array = arrays.to_numpy(value, where)
+    array = convert.to_numpy(value, where)
     if array.dtype.kind == "f" and ((array == 0) | (array == 1)).all():
         array = array.astype(np.uint8)
-    mask = arrays.to_mask(array, where)
+    mask = convert.to_mask(array, where)
     if mask.dtype == np.uint8 and mask.size and mask.max() > 1:
         at = int((mask > 1).argmax())
         raise ValueError(f"{where}[{at}] is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import PackError
-from ..tree import PackedTree
+from ..tree.tree import PackedTree
 from .bars import bars_of
 from .histograms import Histogram, length_histogram, sharing_histogram
 from .pictures import grey, mask_of, tiles_of

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .segments import Numbers
 
 if TYPE_CHECKING:
-    from ..tree import PackedTree
+    from ..tree.tree import PackedTree
 
 TILE = 128
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ..tree import PackedTree
+    from ..tree.tree import PackedTree
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._core import PackError
-from ..packed import Packed
-from ..tree import PackedTree
+from ..tree.packed import Packed
+from ..tree.tree import PackedTree
 from .histograms import sample_lengths
 
 #: What a report is about: a packing, a tree, trees, or micro-batches of `treepack.Packer` (trees of all ranks each).

@@ -1,0 +1,11 @@
+"""Samples of a user -> the columns that Rust packs, borrowed where they are ready.
+
+aliases        the names that columns go by elsewhere
+convert        one value -> one array
+columns        the columns of a call as they cross the border
+lookalikes     what the values of a column look like, whatever its name
+column_checks  columns of a call that are more than that
+account        which column of an input is read, carried or not read, and why
+batches        padded and flat batches
+samples        whatever `treepack.pack` takes
+"""

@@ -1,0 +1,235 @@
+"""One value of a user -> one array: lists, NumPy and torch become C-contiguous native NumPy arrays, or an error.
+
+Every function takes `where`, the start of a message: "sample 3: advantage", or "advantage" for that of a whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import PackError
+
+Array = npt.NDArray[Any]
+
+_NUMBERS = "booleans, integers and floats"
+_LEAVE_OUT = "leave it out of what is packed"
+_TO_INTEGERS = "convert it by .astype(int), a tensor by .long()"
+_RAGGED_SAMPLE = "its items have different lengths; one number, or one row of numbers, for each token is needed"
+_RAGGED_BATCH = (
+    "its lists have different lengths; give a list of dicts, one for each sample, or pad the lists and say in an "
+    "attention_mask what is padding"
+)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value has rows (per token), as opposed to a scalar or 0-d value (per sample)."""
+    if isinstance(value, list | tuple):
+        return True
+    return getattr(value, "ndim", 0) > 0
+
+
+def to_numpy(value: Any, where: str, allowed: str = _NUMBERS, text: str = _LEAVE_OUT) -> Array:
+    """Any array-like of numbers, C-contiguous and in native byte order. Python floats become float32, NumPy and torch
+    dtypes stay. TypeError for strings, objects and what NumPy has no dtype for; PackError for ragged lists.
+
+    allowed, text: for the message, what may be there instead, and what to do about text."""
+    array = _as_numpy(value, where)
+    if array.dtype.kind not in "biufc":
+        remedy = f": {text}" if array.dtype.kind in "US" else ""
+        raise TypeError(f"{where} {_no_numbers(array)}; allowed are {allowed}{remedy}")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.ndim and not (array.flags.c_contiguous and array.flags.aligned):
+        array = np.require(array, requirements=["C", "A"])
+    return array
+
+
+def _as_numpy(value: Any, where: str) -> Array:
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{where} is a masked array; give plain arrays, and padding by attention_mask")
+        return np.asarray(value)  # subclasses index and reshape by rules of their own
+    if hasattr(value, "detach") and hasattr(value, "resolve_conj"):  # a tensor, or of a subclass of any module
+        return _from_torch(value, where)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise PackError(f"{where} is ragged: {_RAGGED_SAMPLE if ': ' in where else _RAGGED_BATCH}") from None
+    if isinstance(value, list | tuple) and array.size == 0:
+        # An empty list says nothing of its dtype.
+        return array.astype(np.int64)
+    if array.dtype == np.float64 and not isinstance(value, np.generic):
+        return array.astype(np.float32)
+    if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
+        raise PackError(f"{where} holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
+    return array
+
+
+def _no_numbers(array: Array) -> str:
+    """What an array that holds no numbers is."""
+    if array.dtype.kind in "US":
+        return f"is text (dtype {array.dtype})"
+    kinds = (type(x) for x in array.flat if not isinstance(x, int | float | complex | np.generic))
+    kind = next(kinds, None) if array.dtype.kind == "O" else None
+    if kind is None:
+        return f"has dtype {array.dtype}"
+    return f"{'holds' if array.ndim else 'is'} {'None' if kind is type(None) else f'a {kind.__name__}'}"
+
+
+def _from_torch(value: Any, where: str) -> Array:
+    if value.device.type != "cpu":
+        raise TypeError(f"{where} is on {value.device}; packing works on the host: call .cpu() first")
+    try:
+        array: Array = value.detach().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError, NotImplementedError):
+        raise TypeError(f"{where} {_not_in_numpy(value)}") from None
+    return array
+
+
+def _not_in_numpy(tensor: Any) -> str:
+    if tensor.is_nested:
+        return "is a nested tensor; give one sample for each of its parts, or a padded batch"
+    if str(tensor.layout) != "torch.strided":
+        return f"has layout {tensor.layout}; packing works on dense tensors: call .to_dense() first"
+    if tensor.is_quantized:
+        return f"is quantized ({tensor.dtype}); call .dequantize() or .int_repr() first"
+    return f"has dtype {tensor.dtype}, which NumPy does not have; convert it, say with .float()"
+
+
+def to_ids(value: Any, where: str) -> npt.NDArray[np.int64]:
+    """Token ids, int64 (L,). Any integer dtype; floats and booleans are a TypeError."""
+    array = _integers(value, where)
+    _one_axis(array, where)
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise PackError(f"{where}[{array.argmax()}] is {array.max()}; allowed are ids from 0 to {2**31 - 1}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def to_int32(value: Any, where: str) -> npt.NDArray[np.int32]:
+    """Counts, int32 (any,). Any integer dtype with values that fit."""
+    array = _integers(value, where)
+    _one_axis(array, where)
+    at = _first_beyond_int32(array)
+    if at is not None:
+        raise PackError(f"{where}[{at}] is {array[at]}; allowed are integers from 0 to {2**31 - 1}")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def to_kept_ids(value: Any, counts: npt.NDArray[np.int32], where: str) -> npt.NDArray[np.int32]:
+    """Kept ids, int32 (any,), of tokens with `counts` ids each. Any integer dtype with values that fit."""
+    name = where + "sampling_mask"
+    array = _integers(value, name)
+    _one_axis(array, name)
+    at = _first_beyond_int32(array)
+    if at is not None:
+        token = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), at, side="right"))
+        raise PackError(
+            f"{where}the kept set of token {token} holds id {array[at]}; allowed are ids from 0 to {2**31 - 1}"
+        )
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _first_beyond_int32(array: Array) -> int | None:
+    """Index of the first value that int32 cannot hold. Other negative values are left to a check that knows more."""
+    if array.size == 0 or np.can_cast(array.dtype, np.int32):
+        return None
+    beyond = (array > 2**31 - 1) | (array < -(2**31)) if array.dtype.kind == "i" else array > 2**31 - 1
+    return int(beyond.argmax()) if beyond.any() else None
+
+
+def to_mask(value: Any, where: str) -> Array:
+    """A completion mask, one byte per token (uint8 or bool). Any integer or boolean dtype; Rust checks the bytes."""
+    array = _mask_like(value, where)
+    if array.dtype not in (np.uint8, np.bool_):
+        _check_mask(array, where, "0 (context) and 1 (trained)")
+        array = array.astype(np.uint8)
+    return array
+
+
+def to_attention_mask(value: Any, where: str) -> npt.NDArray[np.bool_]:
+    """A mask that says which tokens are real (1) and which padding (0). Any integer or boolean dtype."""
+    array = _mask_like(value, where)
+    _check_mask(array, where, "0 (padding) and 1 (real)")
+    real: npt.NDArray[np.bool_] = array != 0  # no bytes but 0 and 1, where a view as booleans may have others
+    return real
+
+
+def _mask_like(value: Any, where: str) -> Array:
+    allowed = "booleans and integers"
+    array = to_numpy(value, where, allowed)
+    if array.dtype.kind not in "biu":
+        raise TypeError(f"{where} has dtype {array.dtype}; allowed are {allowed}: {_TO_INTEGERS}")
+    return array
+
+
+def _check_mask(array: Array, where: str, allowed: str) -> None:
+    wrong = np.flatnonzero((array != 0) & (array != 1))
+    if wrong.size:
+        at = np.unravel_index(wrong[0], array.shape)
+        index = ", ".join(str(i) for i in at)
+        raise PackError(f"{where}[{index}] is {array[at]}; allowed are {allowed}")
+
+
+def to_identity(value: Any, where: str) -> Array:
+    """Identity rows (L, ...) of integers or booleans."""
+    array = to_numpy(value, where)
+    if array.dtype.kind not in "biu":
+        raise TypeError(f"{where} has dtype {array.dtype}; identity is compared for equality: integers or booleans")
+    return array
+
+
+def to_scalars(values: Any, name: str) -> Array:
+    """A per-sample column (n,) from one scalar per sample."""
+    if isinstance(values, np.ndarray) or hasattr(values, "detach"):
+        array = to_numpy(values, name)
+    else:
+        array = _stack(values, name)
+    if array.ndim != 1:
+        raise PackError(f"{name} has shape {array.shape}; a per-sample column has one value per sample: (n,)")
+    return np.ascontiguousarray(array)
+
+
+def _stack(values: Any, name: str) -> Array:
+    kinds = set(map(type, values))
+    if not kinds <= {float, int, bool}:
+        # 0-d arrays and tensors keep their dtype, scalars of Python follow the rule for Python floats.
+        values = [_scalar(value, f"sample {i}: {name}") for i, value in enumerate(values)]
+        kinds = set(map(type, values))
+    array = np.asarray(values)
+    if array.dtype == np.float64 and kinds <= {float, int, bool}:
+        array = array.astype(np.float32)
+    if array.dtype.kind == "O":
+        raise PackError(f"{name} holds an integer that does not fit into 64 bits")
+    return array
+
+
+def _scalar(value: Any, where: str) -> Any:
+    if type(value) in (float, int, bool):
+        return value
+    if is_array(value):
+        raise PackError(f"{where} is an array; sample 0 has a scalar there")
+    if value is None:
+        raise TypeError(f"{where} is None; a number is needed")
+    return to_numpy(value, where)[()]
+
+
+def plain(value: Any, where: str) -> Any:
+    """A NumPy scalar, 0-d array or tensor as the number that it holds; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return to_numpy(value, where)[()].item()
+    return value
+
+
+def _integers(value: Any, where: str) -> Array:
+    array = to_numpy(value, where, "integers", "tokenize it first")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{where} has dtype {array.dtype}; allowed are integers: {_TO_INTEGERS}")
+    return array
+
+
+def _one_axis(array: Array, where: str) -> None:
+    if array.ndim != 1:
+        raise PackError(f"{where} has shape {array.shape}; one axis is needed")

@@ -1,0 +1,1 @@
+"""What would be wrong on a packed tree is refused, with what was found and why it would be wrong."""

@@ -1,0 +1,178 @@
+"""What a Hugging Face model must be to run packed trees, and how its logits come from its hidden states.
+
+Every refusal says what was found and why it would be wrong. `transformers` is not imported here: models are read by
+their attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from .checks.layers import check_attention_config, check_aux_loss, check_layer, check_layer_types, check_positions
+from .checks.randomness import check_randomness
+from .checks.tree import ROW_CHECKED, check_tree
+
+__all__ = [
+    "ATTENTION",
+    "ROW_CHECKED",
+    "attention_layers",
+    "base",
+    "check_attention_config",
+    "check_model",
+    "check_tree",
+    "logit_options",
+    "output_head",
+    "unwrap",
+]
+
+#: The name of the attention implementation.
+ATTENTION = "treepack"
+
+
+def unwrap(model: Any) -> Any:
+    """The Hugging Face model inside DDP, torch.compile and PEFT.
+
+    Raises:
+        ValueError: PEFT with virtual tokens (prompt or prefix tuning) or with adapters that start at a place in the
+            row (aLoRA), or no Hugging Face model.
+    """
+    while True:
+        hugging_face = hasattr(type(model), "base_model_prefix")
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "peft_config") and not hugging_face:
+            check_adapters(model)
+            if hasattr(type(model), "get_base_model"):
+                model = model.get_base_model()
+            else:  # of several kinds of adapters at once, or a tuner without the wrapper
+                model = model.base_model if type(model).__name__ == "PeftMixedModel" else model.model
+        elif isinstance(getattr(model, "module", None), nn.Module) and not hugging_face:
+            model = model.module
+        else:
+            break
+    if not hasattr(model, "base_model") or not hasattr(model, "config") or base(model) is None:
+        raise ValueError(
+            f"{type(model).__name__} is no Hugging Face model with a language-model head; with another model compute "
+            "the hidden states with treepack.tree_attention and call treepack.logprobs.head_log_probs"
+        )
+    return model
+
+
+def check_adapters(model: Any) -> None:
+    """Refuse adapters of PEFT that depend on the row as a whole."""
+    active = getattr(model, "active_adapters", ())
+    for name, config in model.peft_config.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise ValueError(
+                f"adapter {name!r} ({type(config).__name__}) adds virtual tokens to the row, which are no part "
+                "of the packed tree"
+            )
+        if name in active and getattr(config, "alora_invocation_tokens", None):
+            raise ValueError(
+                f"adapter {name!r} is an activated LoRA (alora_invocation_tokens = {config.alora_invocation_tokens}): "
+                "it starts where these tokens are last in the row, which is one place for all samples of a tree; run "
+                "its samples unpacked"
+            )
+
+
+def base(model: Any) -> Any:
+    """What makes the hidden states: the module below the head that the model calls, or None."""
+    below = model.base_model
+    if below is model:  # the prefix names another class of the family
+        below = getattr(model, "model", None)
+    decoder = getattr(below, "decoder", None)
+    if isinstance(decoder, nn.Module) and decoder is _decoder_of(model):  # OPT, BART: called past what is around it
+        below = decoder
+    return below if isinstance(below, nn.Module) else None
+
+
+def check_model(model: Any, *, weighted: bool = False) -> Any:
+    """Raises ValueError where the model would not compute on a packed tree what it computes on each sample alone.
+
+    Args:
+        model: a Hugging Face causal language model, wrapped or not.
+        weighted: the router's auxiliary loss is weighted by `position_samples` (`aux_loss=True`).
+
+    Returns:
+        The model without its wrappers.
+    """
+    model = unwrap(model)
+    name, config = type(model).__name__, model.config.get_text_config()
+    if config._attn_implementation != ATTENTION:
+        raise ValueError(
+            f"{name} uses attn_implementation={config._attn_implementation!r}, which does not know the tree and would "
+            f'mix up the samples; load it with attn_implementation="{ATTENTION}" or call '
+            f'model.set_attn_implementation("{ATTENTION}")'
+        )
+    if not model._can_set_attn_implementation():
+        raise ValueError(f"{name} computes attention in its own code, not through transformers' AttentionInterface")
+    check_layer_types(name, config)
+    check_aux_loss(name, config, weighted)
+    decoder = _decoder(model)
+    check_positions(name, decoder)
+    modules = dict(decoder.named_modules())
+    for path, module in modules.items():
+        check_layer(name, path, module, modules[path.rpartition(".")[0]], decoder)
+        if "Attention" not in type(module).__name__:
+            continue
+        own = getattr(getattr(module, "config", None), "_attn_implementation", ATTENTION)
+        if own != ATTENTION:
+            raise ValueError(
+                f"{name}: layer {path} uses attn_implementation={own!r}, which does not know the tree and would mix up "
+                "the samples"
+            )
+    check_randomness(name, config, _with_embedding(model, modules))
+    return model
+
+
+def _with_embedding(model: Any, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    yield from modules.items()
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Module):
+        yield "embedding", embedding
+
+
+def _decoder_of(model: Any) -> Any:
+    return model.get_decoder() if hasattr(model, "get_decoder") else None
+
+
+def _decoder(model: Any) -> Any:
+    found = _decoder_of(model)
+    return base(model) if found is None or found is model or isinstance(found, nn.Linear) else found
+
+
+def attention_layers(model: Any) -> int:
+    """Number of attention layers of the decoder."""
+    return sum("Attention" in type(m).__name__ and hasattr(m, "layer_idx") for m in _decoder(model).modules())
+
+
+def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight (V, h) and bias of the LM head of an unwrapped model.
+
+    Raises:
+        ValueError: a head that is not one plain linear layer (an adapter on it, quantised, sharded).
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ValueError(
+            f"the LM head is {type(head).__module__}.{type(head).__qualname__}; only a plain torch.nn.Linear can run "
+            "on the rows alone (no adapter or quantisation on it)"
+        )
+    if head.weight.device.type == "meta":
+        raise ValueError("the LM head's weight is offloaded (on the meta device); keep the head on the GPU")
+    if type(head.weight).__name__ == "DTensor":
+        raise ValueError("the LM head's weight is sharded (DTensor); keep the head out of the sharding")
+    return head.weight, head.bias
+
+
+def logit_options(model: Any) -> tuple[float, float | None]:
+    """(scale, softcap) that the model applies to its logits after the head, by the names that configs use."""
+    config = model.config.get_text_config()
+    scale = float(getattr(model, "logit_scale", None) or getattr(config, "logit_scale", None) or 1.0)
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return scale, float(softcap) if softcap else None

@@ -1,0 +1,108 @@
+"""pack(): samples in, trees out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal, SupportsIndex
+
+from .. import _core
+from .._core import PackError
+from ..inputs import column_checks
+from ..inputs import samples as inputs
+from ..inputs.columns import Format, Inputs, ready_formats
+from ..tree.packed import Packed
+from . import options
+
+# What the columns of the last list of samples looked like. A trainer packs the same kind of samples again and again:
+# where all columns of all samples are just so, they are borrowed without a look from Python; but for the columns named
+# last, whose values were looked at.
+_last: tuple[_core.Formats, dict[str, Format], list[str], bool] | None = None
+
+
+def pack(
+    samples: Iterable[Mapping[str, Any]] | Mapping[str, Any],
+    *,
+    max_tokens: SupportsIndex,
+    max_terms: SupportsIndex | None = None,
+    max_kept: SupportsIndex | None = None,
+    vocab_size: SupportsIndex | None = None,
+    branching: Literal["token", "label"] = "token",
+    order: Literal["largest_first", "first_seen"] = "largest_first",
+    placement: Literal["shared", "first_fit"] = "shared",
+    overlong: Literal["raise", "skip"] = "raise",
+    pad_to_multiple_of: SupportsIndex | None = None,
+    ranks: SupportsIndex = 1,
+    per_token: Sequence[str] = (),
+    per_sample: Sequence[str] = (),
+) -> Packed:
+    """Fold samples that share prefixes into prefix trees within a budget.
+
+    Arguments:
+        samples: one of
+            - a list of dicts with `input_ids` (L,) and optionally `completion_mask` (L,) of 0 and 1 (1 = trained;
+              absent = every token is trained), `old_log_probs` (L,), `advantage`, `group_id` (any hashable), `identity`
+              (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
+              `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
+              sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
+              An `attention_mask` (L,) marks padding, which is cut out. A column that looks like a mask (0 and 1 for
+              each token, booleans, labels) is refused where there is no `completion_mask`, since every token would be
+              trained; one of ones says that this is meant.
+            - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
+              sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
+            - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
+        max_tokens: most positions of a tree, padding included. The length of a sample is bounded by it alone.
+        max_terms: most loss terms of a tree.
+        max_kept: most kept ids of a tree.
+        vocab_size: if given, all ids must be below it.
+        branching: "token" (fewest positions) or "label" (a position has a single next token, as `shift_labels` needs).
+        order: of siblings and roots: the subtree with most positions first (fewest partial attention tiles), or by
+            arrival.
+        placement: "shared" (fewest positions: never more positions or trees than first fit) or "first_fit" (in arrival
+            order, each sample into the first tree in which its additional positions fit).
+        overlong: a sample that fits no tree raises, or is skipped and listed in `packed.skipped`.
+        pad_to_multiple_of: pad each tree to a multiple of this.
+        ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are
+            enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
+        per_token, per_sample: names of further columns of a flat batch, where a shape cannot tell them apart.
+
+    Floats from Python become float32, NumPy and torch columns keep their dtype.
+
+    Raises:
+        PackError: input that cannot be packed: which sample, what it has, what is allowed.
+        TypeError: a value of the wrong type or dtype.
+
+    >>> import treepack
+    >>> packed = treepack.pack([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}], max_tokens=16)
+    >>> packed[0].input_ids, packed[0].subtree_end
+    (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
+    """
+    start = perf_counter()
+    checked = options.keywords(
+        max_tokens=max_tokens,
+        max_terms=max_terms,
+        max_kept=max_kept,
+        vocab_size=vocab_size,
+        branching=branching,
+        order=order,
+        placement=placement,
+        overlong=overlong,
+        pad_to_multiple_of=pad_to_multiple_of,
+        ranks=ranks,
+    )
+    global _last
+    last = _last  # another thread may set it while this one packs
+    if last is not None and type(samples) is list and column_checks.harmless(samples, *last[2:]):
+        try:
+            core = _core.pack_ready(samples, last[0], checked)
+        except PackError:
+            core = None  # said again below, where more is known
+        if core is not None:
+            return Packed(core, last[1], checked["ranks"], start)
+    columns = inputs.read(samples, per_token, per_sample)
+    suspects = {} if isinstance(samples, Inputs) else column_checks.check(columns)
+    core = _core.pack(columns, checked)
+    if isinstance(columns.ids, list) and columns.ids and not suspects and not column_checks.has_second_mask(columns):
+        masked = columns.mask is not None
+        _last = (ready_formats(columns), columns.formats, column_checks.looked_at(columns), masked)
+    return Packed(core, columns.formats, checked["ranks"], start)

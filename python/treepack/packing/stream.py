@@ -1,0 +1,269 @@
+"""Packer: an endless queue of samples in, micro-batches of one tree per rank out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from time import perf_counter
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+
+from .._core import Formats, PackError, PackStream
+from ..inputs import column_checks
+from ..inputs import samples as inputs
+from ..inputs.columns import GROUP, Format, Inputs, ready_formats
+from ..inputs.convert import Array, plain
+from ..inputs.lookalikes import Suspect
+from ..tree.packed import Packed, Skipped, Stats
+from ..tree.tree import PackedTree
+from . import options
+
+#: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
+PAIRS_PER_TOKEN = 8192
+
+MicroBatch = tuple[PackedTree, ...]
+_ALL_OR_NONE = "give it in every sample or in none"
+
+
+class Packer:
+    """Packs samples as they arrive, for trainers that never see a whole batch.
+
+        packer = treepack.Packer(max_tokens=16384, ranks=8)
+        for sample in queue:
+            for trees in packer.add(sample):    # a tuple of one tree per rank
+                train(trees)
+        for trees in packer.flush():
+            train(trees)
+
+    A sample goes into the tree of the open micro-batch, of those in which it fits, with which it shares the most tokens
+    (ties: least attention work, then lowest rank). Where none fits, the micro-batch closes; never while a rank is
+    empty, since an empty tree takes every sample. Arrays are copied, so the caller may reuse them. `sample_index`,
+    `position_source` and `term_source` count within the closed micro-batch. Keywords are those of `treepack.pack`; all
+    samples have the columns and dtypes of the first: where that has 1, 0.5 is refused later, so give it 1.0. Not to be
+    used from two threads at once.
+    """
+
+    def __init__(
+        self,
+        max_tokens: SupportsIndex,
+        *,
+        max_terms: SupportsIndex | None = None,
+        max_kept: SupportsIndex | None = None,
+        vocab_size: SupportsIndex | None = None,
+        branching: Literal["token", "label"] = "token",
+        order: Literal["largest_first", "first_seen"] = "largest_first",
+        overlong: Literal["raise", "skip"] = "raise",
+        pad_to_multiple_of: SupportsIndex | None = None,
+        ranks: SupportsIndex = 1,
+    ):
+        checked = options.keywords(
+            max_tokens=max_tokens,
+            max_terms=max_terms,
+            max_kept=max_kept,
+            vocab_size=vocab_size,
+            branching=branching,
+            order=order,
+            placement="shared",
+            overlong=overlong,
+            pad_to_multiple_of=pad_to_multiple_of,
+            ranks=ranks,
+        )
+        self.ranks: int = checked["ranks"]
+        self._max_tokens: int = checked["max_tokens"]
+        self.skipped: list[Skipped] = []
+        """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
+        self.stats = _no_stats()
+        """Numbers over all micro-batches closed so far, and over all skipped samples."""
+        self._stream = PackStream(checked)
+        self._like: Inputs | None = None
+        self._formats: Formats | None = None
+        self._second_mask = False
+        self._suspects: dict[str, Suspect] | None = None  # columns that no sample has cleared so far
+        self._groups: dict[Any, int] = {}
+        self._count = 0  # samples taken or skipped so far
+
+    def add(self, sample: Mapping[str, Any]) -> list[MicroBatch]:
+        """Take one sample; return the micro-batches that it closed, 0 or 1 of them.
+
+        Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
+        """
+        if self._formats is None or self._suspects or self._second_mask:
+            added = None
+        else:
+            try:
+                added = self._stream.add(sample, self._formats)
+            except PackError:
+                added = None  # `_add_unready` says it again, where more is known
+        if added is None:
+            added = self._add_unready(sample)
+        self._count += 1
+        closed, skipped = added
+        if skipped is not None:
+            self.skipped.append(Skipped(*skipped))
+            self.stats = _sum(self.stats, skipped=1)
+        return [] if closed is None else [self._take(closed)]
+
+    def flush(self) -> list[MicroBatch]:
+        """Close the open micro-batch and return it; an empty list if nothing is open. Trees are split where a rank
+        would be empty; what cannot be split is filled up with dummies."""
+        closed = self._stream.flush()
+        return [] if closed is None else [self._take(closed)]
+
+    def __repr__(self) -> str:
+        done = f"skipped={len(self.skipped)}, micro_batches={self.stats.trees // self.ranks}"
+        return f"Packer(max_tokens={self._max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
+
+    def _add_unready(self, sample: Any) -> Any:
+        """Add a sample that needs conversion, or the first one, which says what the columns are."""
+        if not isinstance(sample, Mapping):
+            kind = type(sample).__name__
+            raise TypeError(f"sample {self._count}: it is a {kind}; a sample is a dict of columns with input_ids")
+        sample = dict(sample)
+        known = len(self._groups)
+        if GROUP in sample:
+            sample[GROUP] = self._group(sample[GROUP])
+        try:
+            columns = self._read(sample)
+            if self._like is not None:
+                _match(columns, self._like, f"sample {self._count}: ")
+            suspects = column_checks.check(columns, self._count, self._suspects)
+            added = self._stream.add_columns(columns)
+        except Exception:
+            for group in list(self._groups)[known:]:
+                del self._groups[group]
+            raise
+        self._suspects = suspects
+        if self._like is None:
+            self._like = columns
+            self._second_mask = column_checks.has_second_mask(columns)
+            self._formats = ready_formats(columns)
+        return added
+
+    def _read(self, sample: dict[str, Any]) -> Inputs:
+        """`inputs.read`, with the number that the sample has in the stream in its messages."""
+        try:
+            return inputs.read([sample], (), ())
+        except (PackError, TypeError) as error:
+            prefix = "sample 0: "
+            if not str(error).startswith(prefix):
+                raise
+            raise type(error)(f"sample {self._count}: {str(error).removeprefix(prefix)}") from None
+
+    def _group(self, group: Any) -> Any:
+        """Integers stay, other values are numbered in order of first appearance; a stream has one of the two, or 0 and
+        "a" would be one group."""
+        where = f"sample {self._count}: {GROUP}"
+        group = plain(group, where)
+        integer = type(group) is int and -(2**63) <= group < 2**63
+        if self._like is not None and integer == bool(self._groups):
+            kind, others = ("an integer", "others") if integer else ("no integer", "integers")
+            raise PackError(
+                f"{where} is {group!r}, {kind}; the first sample of the stream has {others}: a stream has one kind"
+            )
+        if integer:
+            return group
+        try:
+            return self._groups.setdefault(group, len(self._groups))
+        except TypeError:
+            raise TypeError(f"{where} is a {type(group).__name__}; it must be hashable") from None
+
+    def _take(self, closed: Any) -> MicroBatch:
+        formats = self._like.formats if self._like is not None else {}
+        packed = Packed(closed, formats, self.ranks, perf_counter())
+        self.stats = _sum(self.stats, packed.stats)
+        return tuple(packed)
+
+
+def _match(columns: Inputs, like: Inputs, where: str) -> None:
+    """Bring columns into the order, dtypes and row shapes of the stream, or say what differs."""
+    first = "the first sample of the stream"
+    if (columns.mask is None) != (like.mask is None):
+        has, other = ("no", "one") if columns.mask is None else ("a", "none")
+        raise PackError(f"{where}it has {has} completion_mask; {first} has {other}: {_ALL_OR_NONE}")
+    if columns.kept is not None and like.kept is None:
+        raise PackError(
+            f"{where}it has kept sets; {first} has none: give that one sampling_mask = [], and sampling_mask_counts "
+            "with 0 for each token"
+        )
+    if columns.kept is None and like.kept is not None:
+        tokens = len(columns.ids[0])
+        columns.kept = ([np.zeros(0, np.int32)], [np.zeros(tokens, np.int32)])
+    for name in columns.formats:
+        if name not in like.formats:
+            raise PackError(f"{where}it has a column {name!r}; {first} has none: {_ALL_OR_NONE}")
+    tokens_by_name = {name: values for name, _, values in columns.token_columns}
+    scalars_by_name = {name: values for name, _, values, _ in columns.sample_columns}
+    formats = dict(columns.formats)
+    columns.token_columns.clear()
+    columns.sample_columns.clear()
+    for name, wanted in like.formats.items():
+        per_token = any(name == column for column, _, _ in like.token_columns)
+        if name not in formats:
+            raise PackError(f"{where}it has no column {name!r}; {first} has one: {_ALL_OR_NONE}")
+        values = (tokens_by_name if per_token else scalars_by_name).get(name)
+        if values is None:
+            has, other = ("a number", "an array (per token)") if per_token else ("an array", "a number (per sample)")
+            raise PackError(f"{where}{name} is {has}; {first} has {other} there")
+        _check_format(formats[name], wanted, f"{where}{name}", first)
+        if per_token:
+            columns.add_tokens(name, [_cast(values[0], wanted[0], f"{where}{name}")], wanted)
+        else:
+            columns.add_scalars(name, _cast(values, wanted[0], f"{where}{name}"))
+
+
+def _check_format(has: Format, wanted: Format, where: str, first: str) -> None:
+    if has[1] != wanted[1]:
+        raise PackError(f"{where} has rows of shape {has[1]}; {first} has {wanted[1]}")
+    if not np.can_cast(has[0], wanted[0], "same_kind"):
+        floats = has[0].kind == "f" and wanted[0].kind in "iub"
+        hint = ": give floats from the first sample on, say 1.0 instead of 1" if floats else ""
+        raise TypeError(f"{where} has dtype {has[0]}; {first} has {wanted[0]}, and a stream keeps that{hint}")
+
+
+def _cast(array: Array, dtype: np.dtype[Any], where: str) -> Array:
+    """Integers must keep their values; floats may lose precision, as a stream has one dtype."""
+    out = np.ascontiguousarray(array, dtype)
+    if dtype.kind in "iub" and not np.array_equal(out, array):
+        raise PackError(f"{where} holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
+    return out
+
+
+def _no_stats() -> Stats:
+    return Stats(
+        samples=0,
+        raw_tokens=0,
+        packed_tokens=0,
+        packing_ratio=1.0,
+        trees=0,
+        terms=0,
+        kept_ids=0,
+        skipped=0,
+        padding=0,
+        attention_pairs=0,
+        attention_pairs_alone=0,
+        imbalance=1.0,
+        balance_tokens=0,
+        dummies=0,
+        milliseconds={},
+    )
+
+
+def _sum(before: Stats, new: Stats | None = None, skipped: int = 0) -> Stats:
+    """Both together. The imbalance is the mean, weighed by work, as it is within one packing."""
+    if new is None:
+        new = _no_stats()
+    numbers: dict[str, Any] = {}
+    for field in fields(Stats):
+        a, b = getattr(before, field.name), getattr(new, field.name)
+        if field.name == "milliseconds":
+            numbers[field.name] = {phase: a.get(phase, 0.0) + b.get(phase, 0.0) for phase in {**a, **b}}
+        else:
+            numbers[field.name] = a + b
+    numbers["skipped"] += skipped
+    raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
+    numbers["packing_ratio"] = raw / packed if packed else 1.0
+    works = [stats.attention_pairs + PAIRS_PER_TOKEN * stats.packed_tokens for stats in (before, new)]
+    weighed = before.imbalance * works[0] + new.imbalance * works[1]
+    numbers["imbalance"] = weighed / sum(works) if sum(works) else 1.0
+    return Stats(**numbers)

@@ -1,0 +1,203 @@
+"""Check a packed result against the samples it was made from, with NumPy alone: for a test suite or a doubtful run.
+
+    packed, samples -> nothing, or a PackError that names the tree, the sample and the first thing that differs
+
+Nothing here calls the packer: paths are walked from the segments, terms are recounted from the masks, sharing is
+compared with the keys of the tokens. O(raw tokens x log) time, a few arrays of the size of the input.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treepack import PackError
+
+__all__ = ["as_samples", "check_packed", "sample_paths"]
+
+Array = npt.NDArray[Any]
+_TOKEN = ("input_ids", "completion_mask", "old_log_probs", "identity", "sampling_mask_counts")
+_SAMPLE = ("advantage", "group_id")
+
+
+def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_kwargs: Any) -> None:
+    """Compare every tree with what its samples say.
+
+    Args:
+        packed: what `treepack.pack(samples, ...)` returned.
+        samples: the list of dicts, padded batch or flat batch that was packed.
+        branching, **pack_kwargs: the arguments of that call.
+
+    Raises:
+        PackError: a sample is lost, not rebuilt, sees other keys than its own past, lost a loss term, a column or a
+            kept set, or a tree breaks a budget. The message names the first difference.
+
+    >>> samples = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}]
+    >>> check_packed(treepack.pack(samples, max_tokens=8), samples, max_tokens=8)
+    """
+    listed = as_samples(samples, pack_kwargs.get("per_token", ()), pack_kwargs.get("per_sample", ()))
+    flat = [{name: _array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
+    start = np.cumsum([0] + [len(sample["input_ids"]) for sample in flat], dtype=np.int64)
+    held = [int(s) for tree in packed for s in tree.sample_index] + [x.sample for x in packed.skipped]
+    _same("samples in trees and in `skipped`", np.sort(held), np.arange(len(flat)))
+    multiple = pack_kwargs.get("pad_to_multiple_of") or 1
+    if len(packed) % (pack_kwargs.get("ranks") or 1):
+        raise PackError(f"{len(packed)} trees are no multiple of ranks, {pack_kwargs['ranks']}")
+    for t, tree in enumerate(packed):
+        where = f"tree {t}"
+        has = {"max_tokens": tree.num_tokens, "max_terms": len(tree.term_row), "max_kept": len(tree.sampling_mask)}
+        for name, amount in has.items():
+            if pack_kwargs.get(name) is not None and amount > pack_kwargs[name]:
+                raise PackError(f"{where}: {amount} break {name}, {pack_kwargs[name]} are allowed")
+        # A tree without samples keeps the number of trees of all ranks the same; it has positions, all of them padding.
+        real = max(int(tree.cu_segments[-1]), 0 if len(tree.sample_index) else 1)
+        if tree.num_tokens != -(-real // multiple) * multiple:
+            raise PackError(f"{where}: {tree.num_tokens} tokens, {real} padded to {multiple} expected")
+        paths = sample_paths(tree)
+        _check_mask(where, tree)
+        _check_sharing(where, tree, paths, flat, start, branching == "label")
+        _check_terms(where, tree, paths, flat, start)
+        _check_rows(where, tree, flat)
+
+
+def as_samples(samples: Any, per_token: Sequence[str] = (), per_sample: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A padded or flat batch as the list of samples it stands for; a list of samples as it is.
+
+    Args:
+        samples: list of dicts; `input_ids` (B, S) with `attention_mask` (B, S); or `input_ids` (R,) with `cu_seqlens`.
+        per_token, per_sample: the further columns of a flat batch, as for `treepack.pack`.
+
+    >>> as_samples({"input_ids": [[0, 7, 8]], "attention_mask": [[0, 1, 1]]})
+    [{'input_ids': array([7, 8])}]
+    """
+    if not isinstance(samples, Mapping):
+        return list(samples)
+    columns = {name: value if name == "group_id" else _array(value) for name, value in samples.items()}
+    if "cu_seqlens" in columns:
+        cu = columns.pop("cu_seqlens")
+        pieces: list[Any] = [slice(a, b) for a, b in itertools.pairwise(cu)]
+        token = {name for name in columns if name in (*_TOKEN, *per_token) and name not in per_sample}
+    else:
+        real = columns.pop("attention_mask").astype(bool)
+        pieces = [(b, real[b]) for b in range(len(real))]
+        token = {name for name, x in columns.items() if name not in _SAMPLE and x.shape[:2] == real.shape}
+    kept = columns.pop("sampling_mask", None)
+    out, at = [], 0
+    for s, piece in enumerate(pieces):
+        sample = {name: x[piece] if name in token else x[s] for name, x in columns.items()}
+        if kept is not None:
+            count = int(sample["sampling_mask_counts"].sum())
+            sample["sampling_mask"], at = kept[at : at + count], at + count
+        out.append(sample)
+    return out
+
+
+def sample_paths(tree: Any) -> list[Array]:
+    """The packed index of every token of every sample, walked from its last segment up to the root."""
+    out = []
+    for last in tree.sample_last_segment:
+        runs, segment = [], int(last)
+        while segment >= 0:
+            runs.append(np.arange(tree.cu_segments[segment], tree.cu_segments[segment + 1]))
+            segment = int(tree.segment_parent[segment])
+        out.append(np.concatenate(runs[::-1]))
+    return out
+
+
+def _check_mask(where: str, tree: Any) -> None:
+    """Nested subtrees and depth + 1 visible keys together say that a query sees its ancestors and itself."""
+    k, end, n = np.arange(tree.num_tokens), tree.subtree_end, tree.num_tokens
+    opened = np.bincount(k, minlength=n + 1) - np.bincount(end, minlength=n + 1)
+    depth = np.where(k < tree.cu_segments[-1], tree.position_ids + 1, 0)
+    _same(f"{where}: number of visible keys", np.cumsum(opened)[:n], depth)
+    below = np.flatnonzero(tree.parent >= 0)
+    over = tree.parent[below]
+    nested = (over < below) & (below < end[over]) & (end[below] <= end[over]) & (depth[below] == depth[over] + 1)
+    _same(f"{where}: subtrees within their parent's", nested, np.ones_like(nested))
+
+
+def _check_sharing(where: str, tree: Any, paths: list[Any], flat: list[Any], start: Array, label: bool) -> None:
+    """Samples pass through positions of their own token and identity, and no two children of a node are alike."""
+    real = int(tree.cu_segments[-1])
+    source = tree.position_source[:real]
+    owner = np.searchsorted(start, source, side="right") - 1
+    keys = np.zeros((real, 0), np.int64)
+    for s, path in zip(tree.sample_index, paths, strict=True):
+        ids = flat[s]["input_ids"].astype(np.int64)
+        note = f"{where}, sample {s}"
+        _same(f"{note}: input_ids", tree.input_ids[path], ids)
+        _same(f"{note}: position_ids", tree.position_ids[path], np.arange(len(ids)))
+        _same(f"{note}: parent", tree.parent[path], np.append(-1, path[:-1]))
+        identity = flat[s].get("identity", np.zeros((len(ids), 0))).reshape(len(ids), -1).astype(np.int64)
+        mine = np.column_stack([ids, np.append(ids[1:], -1) if label else np.zeros(len(ids), np.int64), identity])
+        keys = keys if keys.shape[1] else np.zeros((real, mine.shape[1]), np.int64)
+        owned = np.flatnonzero(owner[path] == s)
+        _same(f"{note}: position_source", source[path[owned]], start[s] + owned)
+        keys[path[owned]] = mine[owned]
+        _same(f"{note}: token, next token, identity against its position", mine, keys[path])
+    through = np.bincount(np.concatenate([*paths, np.zeros(0, np.int64)]), minlength=real)
+    _same(f"{where}: position_samples", tree.position_samples[:real], through)
+    if len(np.unique(np.column_stack([tree.parent[:real], keys]), axis=0)) < real:
+        raise PackError(f"{where}: two children of one position have the same key, so their prefix is not shared")
+
+
+def _check_terms(where: str, tree: Any, paths: list[Any], flat: list[Any], start: Array) -> None:
+    """Every trained token that has a predecessor is a term, scored at that predecessor, and brings its columns."""
+    labels = np.full(tree.num_tokens, -100, np.int64)
+    for j, (s, path) in enumerate(zip(tree.sample_index, paths, strict=True)):
+        here = slice(tree.cu_terms[j], tree.cu_terms[j + 1])
+        target, note = _targets(flat[s]), f"{where}, sample {s}"
+        _same(f"{note}: term_source", tree.term_source[here], start[s] + target)
+        _same(f"{note}: term_target", tree.term_target[here], flat[s]["input_ids"][target])
+        _same(f"{note}: term_sample", tree.term_sample[here], np.full(len(target), j))
+        _same(f"{note}: predicting positions", tree.row_position[tree.term_row[here]], path[target - 1])
+        labels[path[target - 1]] = flat[s]["input_ids"][target]
+        for name in (name for name in tree.terms if name in flat[s]):
+            value = flat[s][name].astype(tree.terms[name].dtype)
+            wanted = value[target] if value.ndim else np.full(len(target), value)
+            _same(f"{note}: terms[{name!r}]", tree.terms[name][here], wanted)
+    if getattr(tree, "shift_labels", None) is not None:
+        _same(f"{where}: shift_labels", tree.shift_labels, labels)
+
+
+def _check_rows(where: str, tree: Any, flat: list[Any]) -> None:
+    """Rows are distinct, in order, and carry the set that each of their terms brings."""
+    cu = np.append(0, np.cumsum(tree.sampling_mask_counts, dtype=np.int64))
+    sets = [frozenset(tree.sampling_mask[a:b].tolist()) for a, b in itertools.pairwise(cu)]
+    used, first = np.unique(tree.term_row, return_index=True)
+    _same(f"{where}: rows that have a term", used, np.arange(len(sets)))
+    _same(f"{where}: order of rows", np.lexsort((first, tree.row_position)), used)
+    if len(set(zip(tree.row_position.tolist(), sets, strict=True))) < len(sets):
+        raise PackError(f"{where}: two rows have the same position and the same set")
+    for j, s in enumerate(tree.sample_index):
+        counts = flat[s].get("sampling_mask_counts", np.zeros(len(flat[s]["input_ids"]), np.int64)).astype(np.int64)
+        end, target = np.cumsum(counts), _targets(flat[s])
+        for i, row in zip(target, tree.term_row[tree.cu_terms[j] : tree.cu_terms[j + 1]], strict=True):
+            wanted = flat[s]["sampling_mask"][end[i] - counts[i] : end[i]].tolist() if counts[i] else []
+            if sets[row] != frozenset(wanted):
+                raise PackError(f"{where}, sample {s}, token {i}: its row keeps {sorted(sets[row])}, not {wanted}")
+
+
+def _targets(sample: Mapping[str, Array]) -> Array:
+    """Indexes of the trained tokens that have a predecessor."""
+    trained = np.flatnonzero(sample.get("completion_mask", np.ones(len(sample["input_ids"]))))
+    return trained[trained > 0]
+
+
+def _array(value: Any) -> Array:
+    """NumPy, from a tensor too, without naming torch."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def _same(what: str, got: Array, wanted: Array) -> None:
+    """Equal shapes and values (NaN equals NaN), or a PackError with the first difference."""
+    if got.shape != wanted.shape:
+        raise PackError(f"{what}: shape {got.shape}, expected {wanted.shape}")
+    differ = np.argwhere((got != wanted) & ((got == got) | (wanted == wanted)))
+    if len(differ):
+        at = tuple(differ[0])
+        raise PackError(f"{what}: {got[at]} at {[int(i) for i in at]}, expected {wanted[at]}; {len(differ)} differ")

@@ -1,0 +1,139 @@
+"""Packed: the trees of a call and its numbers; and what every sequence of trees says where it is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+from .._core import PackError
+from .tree import PackedTree
+
+if TYPE_CHECKING:
+    from .._core import PackedTrees
+    from ..inputs.columns import Format
+
+
+class Skipped(NamedTuple):
+    """A sample that fits no tree and was left out: its index, its length, why."""
+
+    sample: int
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Numbers over all trees of a call. Samples that were skipped count in `skipped` alone."""
+
+    samples: int
+    raw_tokens: int
+    packed_tokens: int
+    """Positions without padding."""
+    packing_ratio: float
+    """raw_tokens / packed_tokens, at least 1."""
+    trees: int
+    terms: int
+    kept_ids: int
+    skipped: int
+    padding: int
+    attention_pairs: int
+    """(query, key) pairs that attention computes: the sum of depth + 1."""
+    attention_pairs_alone: int
+    """The same with each sample run alone."""
+    imbalance: float
+    """Work of the slowest rank over the mean, summed over micro-batches; 1 is even."""
+    balance_tokens: int
+    """Positions that balancing over ranks cost."""
+    dummies: int
+    """Trees without a sample, which keep the number of trees of all ranks the same."""
+    milliseconds: dict[str, float]
+    """Host time by phase."""
+
+
+class TreeSequence(Sequence[PackedTree]):
+    """A sequence of trees, with errors for what is easily mistaken."""
+
+    if not TYPE_CHECKING:  # a type checker says it by itself
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name.startswith("_") or not (hasattr(PackedTree, name) or name in ("buffer", "derived")):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise AttributeError(
+                f"{name!r} is of a tree, and {kind} is a sequence of {len(self)}: loop over it (for tree in trees: "
+                f"tree.{name}), or take the only one by (tree,) = trees"
+            )
+
+    def _index_error(self, index: object) -> IndexError:
+        return IndexError(f"tree {index} is asked for; there are {len(self)}, counted from 0")
+
+
+class Packed(TreeSequence):
+    """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
+    asked for; their arrays are never copied. What is pickled holds a copy of all of them."""
+
+    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, started: float):
+        self.ranks = ranks
+        self._core = core
+        self._formats = formats
+        self._trees: list[PackedTree | None] = [None] * len(core)
+        self._total_milliseconds = (perf_counter() - started) * 1e3
+
+    @cached_property
+    def skipped(self) -> list[Skipped]:
+        """Samples that fit no tree (`overlong="skip"`)."""
+        return [Skipped(*skipped) for skipped in self._core.skipped()]
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Numbers over all trees."""
+        numbers = self._core.stats()
+        raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
+        read = max(self._total_milliseconds - sum(numbers["milliseconds"].values()), 0.0)
+        numbers["milliseconds"] = {"read": read, **numbers["milliseconds"]}
+        ratio = raw / packed if packed else 1.0
+        return Stats(packing_ratio=ratio, trees=len(self), skipped=len(self.skipped), **numbers)
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    @overload
+    def __getitem__(self, index: int) -> PackedTree: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedTree]: ...
+    def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        try:
+            tree = self._trees[index]
+        except IndexError:
+            raise self._index_error(index) from None
+        if tree is None:
+            at = range(len(self))[index]
+            core = self._core
+            fields = core.fields(at)
+            disagreements = {name: (a, b, token) for name, a, b, token in core.disagreements(at)}
+            tree = self._trees[at] = PackedTree(core.buffer(at), fields, self._formats, disagreements)
+        return tree
+
+    def __iter__(self) -> Iterator[PackedTree]:
+        return (self[i] for i in range(len(self)))
+
+    def for_rank(self, rank: int) -> list[PackedTree]:
+        """The trees of one rank, one for each micro-batch: the same number for every rank."""
+        if not 0 <= rank < self.ranks:
+            raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
+        return self[rank :: self.ranks]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # With all trees and numbers made, nothing asks for the core any more.
+        return {"ranks": self.ranks, "_trees": list(self), "skipped": self.skipped, "stats": self.stats}
+
+    def __repr__(self) -> str:
+        s = self.stats
+        return (
+            f"Packed({s.trees} trees, {s.samples} samples, {s.raw_tokens} -> {s.packed_tokens} tokens, {s.terms} terms)"
+        )

@@ -1,0 +1,397 @@
+"""PackedTree: the arrays of a tree, per-sample values back, the way to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+from .._core import PackError
+from .._optional import require
+from . import segments
+from .columns import Columns
+
+if TYPE_CHECKING:
+    from ..inputs.columns import Format
+
+#: A NumPy array on the host, a torch tensor after `.to(device)`.
+Array = Any
+
+_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
+#: Tile sizes of the tile lists that attention reads.
+TILES = (128, 64)
+#: Every array starts at a multiple of this many bytes.
+ALIGN = 64
+_LONG = ("input_ids", "position_ids", "shift_labels")
+
+
+class PackedTree:
+    """One packed tree: a forest of prefix trees in one row of a model.
+
+    N positions (padding included), S segments, n samples, R rows, M loss terms, T kept ids. Arrays are NumPy views of
+    `buffer`; after `.to(device)` they are torch tensors of the same names and dtypes.
+    """
+
+    def __init__(
+        self,
+        buffer: Array,
+        fields: Mapping[str, tuple[int, int]],
+        formats: Mapping[str, Format],
+        disagreements: Mapping[str, tuple[int, int, int]],
+    ):
+        self.buffer = buffer
+        """uint8 (nbytes,): the one buffer that all arrays are views of."""
+        self._fields = fields
+        self._formats = formats
+        self._disagreements = disagreements
+        self._views: dict[str, Array] = {}
+        self._origin: PackedTree | None = None  # of a tree on a device: the one on the host that it came from
+        self.derived: dict[str, Any] = {}
+        """What others made of this tree and keep with it (attention: its metadata); neither moved nor pickled."""
+
+    # --- positions ---
+
+    @property
+    def input_ids(self) -> Array:
+        """(N,) int64: packed tokens."""
+        return self._array("input_ids")
+
+    @property
+    def position_ids(self) -> Array:
+        """(N,) int64: depth, which is the index in the sample; what RoPE needs."""
+        return self._array("position_ids")
+
+    @property
+    def parent(self) -> Array:
+        """(N,) int32: packed index of the previous token, -1 at a root."""
+        return self._array("parent")
+
+    @property
+    def subtree_end(self) -> Array:
+        """(N,) int32: one past the last descendant. Query q sees key k exactly if k <= q < subtree_end[k]."""
+        return self._array("subtree_end")
+
+    @property
+    def position_source(self) -> Array:
+        """(N,) int32: index into the flat input of this token in the first-arrived sample of this tree that has it; -1
+        at padding."""
+        return self._array("position_source")
+
+    @property
+    def position_samples(self) -> Array:
+        """(N,) int32: number of samples that pass through the position; 0 at padding."""
+        return self._array("position_samples")
+
+    @property
+    def shift_labels(self) -> Array:
+        """(N,) int64: the next token where it is trained in any sample, else -100. Label branching only."""
+        if "shift_labels" not in self._fields:
+            raise AttributeError(
+                "shift_labels needs branching='label'; with 'token' a position at a fork has several next tokens"
+            )
+        return self._array("shift_labels")
+
+    # --- segments and samples ---
+
+    @property
+    def cu_segments(self) -> Array:
+        """(S + 1,) int32: segment boundaries. A segment is an unbranched run; it ends at forks and ends of samples."""
+        return self._array("cu_segments")
+
+    @property
+    def segment_parent(self) -> Array:
+        """(S,) int32: parent segment, -1 at a root."""
+        return self._array("segment_parent")
+
+    @property
+    def sample_index(self) -> Array:
+        """(n,) int32: which input samples are in this tree, in order of arrival."""
+        return self._array("sample_index")
+
+    @property
+    def sample_last_segment(self) -> Array:
+        """(n,) int32: the segment at which each sample ends; its path from a root is the sample."""
+        return self._array("sample_last_segment")
+
+    # --- rows and terms ---
+
+    @property
+    def row_position(self) -> Array:
+        """(R,) int32: position of each row. A row is a distinct (position, kept set) whose log-probs are needed."""
+        return self._array("row_position")
+
+    @property
+    def term_row(self) -> Array:
+        """(M,) int32: row of each loss term; terms go sample by sample in arrival order, in a sample in token order."""
+        return self._array("term_row")
+
+    @property
+    def term_target(self) -> Array:
+        """(M,) int32: target token of each term."""
+        return self._array("term_target")
+
+    @property
+    def term_sample(self) -> Array:
+        """(M,) int32: sample of each term, as place in `sample_index`."""
+        return self._array("term_sample")
+
+    @property
+    def term_source(self) -> Array:
+        """(M,) int32: index into the flat input of the target token of each term."""
+        return self._array("term_source")
+
+    @property
+    def cu_terms(self) -> Array:
+        """(n + 1,) int32: boundaries of the terms of each sample."""
+        return self._array("cu_terms")
+
+    @property
+    def sampling_mask(self) -> Array:
+        """(T,) int32: kept token ids of each row, end to end."""
+        return self._array("sampling_mask") if "sampling_mask" in self._fields else self._zeros("sampling_mask", 0)
+
+    @property
+    def sampling_mask_counts(self) -> Array:
+        """(R,) int32: number of kept ids of each row; 0 = no set, the full vocabulary."""
+        if "sampling_mask_counts" in self._fields:
+            return self._array("sampling_mask_counts")
+        return self._zeros("sampling_mask_counts", self._fields["row_position"][1])
+
+    def sampling_mask_table(self, width: int | None = None, *, dtype: Any = None) -> Array:
+        """The kept sets as one padded table, (R, width) torch int64 (or `dtype`), -1 after the ids of each row; made
+        on the device of this tree. `width` defaults to the widest set. A row of -1 alone has no set."""
+        from .kept_sets import kept_set_table
+
+        torch = _torch()
+        with _to_stay():
+            ids, counts = torch.as_tensor(self.sampling_mask), torch.as_tensor(self.sampling_mask_counts)
+            return kept_set_table(ids, counts, width, dtype=dtype or torch.int64)
+
+    # --- columns ---
+
+    @property
+    def terms(self) -> Mapping[str, Array]:
+        """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated (but for
+        `group_id`, which only `samples` has)."""
+        return Columns(self, "terms")
+
+    @property
+    def samples(self) -> Mapping[str, Array]:
+        """Per-sample columns, (n,), in the order of `sample_index`."""
+        return Columns(self, "samples")
+
+    @property
+    def positions(self) -> Mapping[str, Array]:
+        """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share one disagree."""
+        return Columns(self, "positions")
+
+    # --- back to samples ---
+
+    @property
+    def num_tokens(self) -> int:
+        """N, padding included."""
+        return self._fields["input_ids"][1]
+
+    @property
+    def num_samples(self) -> int:
+        """n; 0 for a dummy."""
+        return self._fields["sample_index"][1]
+
+    @property
+    def num_terms(self) -> int:
+        """M."""
+        return self._fields["term_row"][1]
+
+    def path_index(self) -> list[Array]:
+        """For each sample the packed index of each of its tokens, int32 (L,)."""
+        host = self._host()
+        index = segments.path_index(host.cu_segments, host.segment_parent, host.sample_last_segment)
+        return [self._like_buffer(path) for path in index]
+
+    def unpack(self, values: Array) -> list[Array]:
+        """(N, ...) -> one array or tensor (L, ...) per sample. Differentiable for torch."""
+        self._check_rows(values, self.num_tokens, "positions")
+        if not isinstance(values, np.ndarray):
+            torch = _torch()
+            return [values[torch.as_tensor(index, device=values.device).long()] for index in self.path_index()]
+        return [values[index] for index in self._host().path_index()]
+
+    def unpack_terms(self, values: Array) -> list[Array]:
+        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
+        self._check_rows(values, self.num_terms, "terms")
+        cuts = self._host().cu_terms.tolist()
+        return [values[start:end] for start, end in pairwise(cuts)]
+
+    def attention_mask(self) -> Array:
+        """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""
+        end = self._host().subtree_end
+        index = np.arange(len(end), dtype=np.int32)
+        mask = (index[None, :] <= index[:, None]) & (index[:, None] < end[None, :])
+        return self._like_buffer(mask)
+
+    def varlen_index(self) -> segments.VarlenIndex:
+        """The tree for variable-length attention with gathered keys: every segment is a sequence of queries, and its
+        keys are the positions of its path from a root. Costs the sum of path lengths, `tree_attention` does not."""
+        host = self._host()
+        kv_index, cu_q, cu_k, max_q, max_k = segments.varlen_index(host.cu_segments, host.segment_parent)
+        like = self._like_buffer
+        return segments.VarlenIndex(like(kv_index), like(cu_q), like(cu_k), max_q, max_k)
+
+    # --- device ---
+
+    @property
+    def device(self) -> Any:
+        """Where the arrays are: "cpu" where they are NumPy's, else the `torch.device`."""
+        return "cpu" if isinstance(self.buffer, np.ndarray) else self.buffer.device
+
+    @property
+    def tiles(self) -> dict[int, tuple[Array, Array]]:
+        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made
+        once, in O(segments + visible tiles); `to` takes them along."""
+        if "tiles" not in self._views:
+            fields = {name for name in self._fields if name.startswith("tiles")}
+            if fields:
+                lists = {size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILES}
+            else:
+                host = self._host()
+                lists = {size: self._make_tiles(host, size) for size in TILES}
+            self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
+        tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
+        return tiles
+
+    def _make_tiles(self, host: PackedTree, size: int) -> tuple[Array, Array]:
+        rows, items = _core.tile_lists(host.cu_segments, host.subtree_end, size)
+        return self._like_buffer(rows), self._like_buffer(items)
+
+    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree:
+        """The same tree with torch tensors on a device, tile lists included: one copy of one buffer.
+
+        pin_memory: stage the copy in page-locked memory, which lets it overlap with other work; by default on CUDA
+            devices.
+        """
+        torch = _torch()
+        device = torch.device(device)
+        if not isinstance(self.buffer, np.ndarray):
+            with _to_stay():
+                buffer = self.buffer.to(device)
+            moved = PackedTree(buffer, self._fields, self._formats, self._disagreements)
+            moved._origin = self._origin
+            return moved
+        fields = dict(self._fields)
+        parts = [self.buffer]
+        size = len(self.buffer)
+        for tile, lists in self.tiles.items():
+            for name, array in zip(("rows", "items"), lists, strict=True):
+                fields[f"tiles{tile}.{name}"] = (size, array.size)
+                parts.append(array.reshape(-1).view(np.uint8))
+                size += array.nbytes + -array.nbytes % ALIGN
+        pinned = device.type == "cuda" if pin_memory is None else pin_memory
+        with _to_stay():
+            staged = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        target = staged.numpy()
+        at = 0
+        for part in parts:
+            target[at : at + len(part)] = part
+            stop = at + len(part)
+            at = stop + -stop % ALIGN
+            target[stop:at] = 0
+        with _to_stay():
+            buffer = staged.to(device, non_blocking=non_blocking)
+        moved = PackedTree(buffer, fields, self._formats, self._disagreements)
+        moved._origin = self
+        return moved
+
+    # --- inside ---
+
+    def _array(self, name: str) -> Array:
+        view = self._views.get(name)
+        if view is None:
+            offset, rows = self._fields[name]
+            dtype, tail = self._format(name)
+            if isinstance(self.buffer, np.ndarray):
+                view = np.ndarray((rows, *tail), dtype, self.buffer, offset)
+            else:
+                with _to_stay():
+                    part = self.buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
+                    view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
+            self._views[name] = view
+        return view
+
+    def _format(self, name: str) -> Format:
+        if "." in name and not name.startswith("tiles"):
+            return self._formats[name.split(".", 1)[1]]
+        return (_INT64 if name in _LONG else _INT32), ()
+
+    def _zeros(self, name: str, count: int) -> Array:
+        """What a call without kept sets has instead of their arrays; not part of the buffer."""
+        if name not in self._views:
+            self._views[name] = self._like_buffer(np.zeros(count, np.int32))
+        return self._views[name]
+
+    def _like_buffer(self, array: np.ndarray[Any, Any]) -> Array:
+        """A host array, or the same as a tensor where this tree's arrays are tensors."""
+        if isinstance(self.buffer, np.ndarray):
+            return array
+        with _to_stay():
+            return _torch().from_numpy(array).to(self.buffer.device)
+
+    def _host(self) -> PackedTree:
+        """This tree with NumPy arrays, without a copy from the device where it came from the host."""
+        if isinstance(self.buffer, np.ndarray):
+            return self
+        if self._origin is None:
+            self._origin = PackedTree(self.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+        return self._origin
+
+    def _check_rows(self, values: Array, rows: int, what: str) -> None:
+        if values.ndim == 0 or len(values) != rows:
+            raise PackError(f"values has shape {tuple(values.shape)}; this tree has {rows} {what}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "_views": {},
+            "_origin": None,
+            "derived": {},
+            "_fields": dict(self._fields),
+            "_formats": dict(self._formats),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if not isinstance(self.buffer, np.ndarray) and self.buffer.is_inference():  # unpickled or copied under it
+            with _to_stay():
+                self.buffer = self.buffer.clone()
+
+    def __repr__(self) -> str:
+        return f"PackedTree({self.num_tokens} tokens, {self.num_samples} samples, {self.num_terms} terms)"
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        require("torch", "a tree on a device, or with torch values,", "torch")
+        raise
+    return torch
+
+
+def _to_stay() -> AbstractContextManager[Any]:
+    """A block that makes tensors which outlive the call. What is made or viewed under `torch.inference_mode()`, where
+    log-probs of an old policy or a reference are taken, could not be trained on afterwards."""
+    torch = _torch()
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if inference else nullcontext()
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    torch = _torch()
+    found = getattr(torch, "bool" if dtype == np.bool_ else dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"a column has dtype {dtype}, which torch does not have; convert it before packing")
+    return found

@@ -1,0 +1,271 @@
+"""The tables of the pages say what the result files say: each figure is looked up, each ratio computed again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benches" / "results"
+DECIDE = ROOT / "docs" / "when-packing-helps.md"
+FLEX = ROOT / "docs" / "migrating-flexattention.md"
+TRL = ROOT / "docs" / "migrating-trl.md"
+AREAL = ROOT / "docs" / "migrating-areal.md"
+OFFLINE = ROOT / "docs" / "offline.md"
+README = ROOT / "README.md"
+BENCHES = ROOT / "benches" / "README.md"
+
+
+def rows(page, heading, column=""):
+    """The cells of the first table below a heading (that has such a column), without its first two lines."""
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]
+    tables = (found[0].splitlines() for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE))
+    table = next(lines for lines in tables if column in lines[0])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def box(name):
+    """The rows of the boxes in a result file: cells of each line that is drawn with them."""
+    lines = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+
+
+def number(text):
+    return float(text.replace(",", ""))
+
+
+def rounds(shown, figure):
+    """`shown` is `figure` with fewer digits."""
+    digits = len(shown.partition(".")[2])
+    return abs(number(shown) - number(figure)) <= 0.5 * 10**-digits + 1e-9
+
+
+def says(page, sentence):
+    """The page has this sentence, wherever its lines break."""
+    return " ".join(sentence.split()) in " ".join(page.read_text(encoding="utf-8").split())
+
+
+def packed_tokens(name, budget):
+    """`"tokens (trees)"` of the default placement; of first fit for a set that the table of placements lacks."""
+    for row in box("placement.txt"):
+        if row[0] == f"{name}, {budget.replace(',', '')}" and "(" in row[7]:
+            return row[7]
+    (row,) = (row for row in box("pack.txt") if row[0] == name and row[3] == budget)
+    return f"{row[5]} ({row[4]})"
+
+
+@pytest.mark.parametrize("row", rows(DECIDE, "Tokens"), ids=lambda row: row[0])
+def test_tokens(row):
+    label, samples, raw, budget, packed, ratio = row
+    name = re.search(r"`(\w+)`", label)[1]
+    assert (samples, raw) in [(other[1], other[2]) for other in box("pack.txt") if other[0] == name]
+    assert packed == packed_tokens(name, budget)
+    assert ratio == f"{number(raw) / number(packed.split()[0]):.2f}"
+
+
+def attention(tree, file="gpu_attention.txt"):
+    """(N, raw, {implementation: (both ms, over triton, bytes a token)}) of the first section of a tree at D = 128."""
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    head = re.search(rf"^{tree}  D 128  .*?N (\d+)  raw (\d+)\n((?:  .*\n)+)", text, re.MULTILINE)
+    line = r"^  (\w+) .*\)\s+\d+\s+([\d.]+)\s+([\d.]+)x\s+([\d.]+)  "
+    return int(head[1]), int(head[2]), {x[0]: x[1:] for x in re.findall(line, head[3], re.MULTILINE)}
+
+
+@pytest.mark.parametrize("row", rows(DECIDE, "Attention"), ids=lambda row: row[0])
+def test_attention(row):
+    tree, raw, n, ratio, triton, fa4, alone, faster = row
+    positions, tokens, times = attention(tree)
+    assert (number(n), number(raw)) == (positions, tokens)
+    assert ratio == f"{tokens / positions:.2f}"
+    assert (triton, fa4, alone) == (times["triton"][0], times["fa4"][0], times["alone"][0])
+    assert faster == times["alone"][1]
+
+
+@pytest.mark.parametrize("row", rows(FLEX, "What it saves"), ids=lambda row: row[0])
+def test_flex(row):
+    tree, n, flex, triton, slower, metadata = row
+    positions, _, times = attention(
+        tree, "gpu_peers.txt"
+    )  # of before the Hopper kernels: its `triton` is the portable one
+    assert number(n) == positions
+    assert (flex, triton, slower) == (times["flex"][0], times["triton"][0], times["flex"][1])
+    assert metadata == f"{times['flex'][2]}, {times['triton'][2]}"
+
+
+@pytest.mark.parametrize("row", rows(DECIDE, "A whole training step"), ids=lambda row: row[0])
+def test_step(row):
+    name, raw, packed, tokens, flops, *times, faster, share, padded, peaks = row
+    text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
+    head = re.search(
+        rf"^{name}: .*?N ([\d,]+) of ([\d,]+) raw.*?token ratio ([\d.]+), FLOP ratio ([\d.]+)\n((?:  .*\n)+)",
+        text,
+        re.MULTILINE,
+    )
+    assert (packed, raw, tokens, flops) == head.groups()[:4]
+    found = [
+        re.search(rf"^  {contender} +([\d.]+) +[\d.]+ +([\d.]+)", head[5], re.MULTILINE).groups()
+        for contender in ("triton", "alone", "padded")
+    ]
+    assert times == [ms for ms, _ in found]
+    assert peaks == " / ".join(peak for _, peak in found)
+    assert f"alone: {faster}x = {share} of the FLOP ratio" in head[5]
+    assert f"padded: {padded}x" in head[5]
+
+
+def test_sentences():
+    """The figures that stand in the text of the decision page."""
+    text = DECIDE.read_text(encoding="utf-8")
+    turns, coding = (
+        [number(packed_tokens(name, budget).split()[0]) for budget in ("16,384", "32,768")]
+        for name in ("tau_airline_turns", "swe_gemini_comb")
+    )
+    more = f"half the budget cost\n{turns[0] / turns[1] - 1:.0%} more tokens".replace("%", " %")
+    assert more in text
+    assert f"and {coding[0] / coding[1] - 1:.0%} on the coding agent".replace("%", " %") in text
+    cudnn, triton = (attention("chain16k")[2][name][0] for name in ("cudnn", "triton"))
+    assert f"takes {triton} ms instead of {cudnn}" in text
+    plain = [number(attention(row[0])[2]["triton_plain"][1]) for row in rows(DECIDE, "Attention")]
+    assert f"take {min(plain):.2f} to {max(plain):.2f} times that" in text
+    pack_ms = [number(row[9]) for row in box("pack.txt") if len(row) > 17]
+    ratios = [number(row[12]) for row in box("pack.txt") if len(row) > 17]
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times one `np.concatenate`" in text
+    assert max(pack_ms) < 16
+    assert "at most 16 ms" in text
+
+
+@pytest.mark.parametrize("row", rows(README, "Measured"), ids=lambda row: row[0])
+def test_pack(row):
+    label, samples, raw, budget, packed, ms, ratio = row
+    synthetic = {"synthetic agent": "agent", "synthetic multi-turn": "multi_turn"}
+    name = synthetic.get(label) or re.search(r"`(\w+)`", label)[1]
+    (found,) = (other for other in box("pack.txt") if other[:4] == [name, samples, raw, budget])
+    assert packed == f"{found[5]} ({found[4]})"
+    assert rounds(ms, found[9])
+    assert rounds(ratio, found[12])
+
+
+def test_pack_sentences():
+    agent, multi_turn = ([row for row in box("pack.txt") if row[0] == name] for name in ("agent", "multi_turn"))
+    assert says(README, f"TRL 1.16 takes {agent[1][6]} and {multi_turn[1][6]} times as long")
+    assert says(BENCHES, f"TRL's `TreeRow` {agent[1][6]} and {multi_turn[1][6]} times less time")
+    for name, where in (("tau_airline_turns", "the agent's turns"), ("swe_gemini_comb", "the coding agent")):
+        (first_fit,) = (row[5] for row in box("pack.txt") if row[0] == name)
+        shared = packed_tokens(name, "32,768").split()[0]
+        assert says(README, f"{shared} instead of {first_fit} on {where}")
+
+
+@pytest.mark.parametrize("row", rows(BENCHES, "Packing on the host"), ids=lambda row: row[0])
+def test_placement(row):
+    found = next(other for other in box("placement.txt") if other[0] == row[0])  # the first box is that of the tokens
+    peers = sorted(found[1:4], key=lambda cell: number(cell.split()[0]))
+    assert row[1:] == [peers[0], found[7], found[8]]
+
+
+def test_scaling():
+    text = (RESULTS / "scaling.txt").read_text(encoding="utf-8")
+    growth = re.findall(r"^(?:low sharing|groups of 8): .* ns per token x([\d.]+) ", text, re.MULTILINE)
+    memory = [number(row[12]) for row in box("scaling.txt") if row[0] in ("low sharing", "groups of 8")]
+    assert len(growth) == 2
+    assert len(memory) == 6
+    assert says(BENCHES, f"ns per token grow by {min(growth)} to {max(growth)},")
+    assert says(BENCHES, f"{min(memory):.2f} to {max(memory):.2f} times the arrays given on large trees")
+
+
+TREES = ("chain16k", "agent9k", "agent2x16k", "docs16k", "multiturn", "swe_gemini_comb")
+PEERS = {
+    "**`triton`**: Hopper kernels": ("gpu_attention.txt", "triton"),
+    "`triton_plain`": ("gpu_attention.txt", "triton_plain"),
+    "`fa4`": ("gpu_peers.txt", "fa4"),
+    "`flex`, compiled, our tile lists": ("gpu_peers.txt", "flex"),
+    "AReaL's kernel (bit mask)": ("gpu_peers.txt", "areal"),
+    "K/V gathered per path, FlashAttention-2 varlen": ("gpu_peers.txt", "gathered"),
+    "each sample alone, FlashAttention-2 varlen": ("gpu_peers.txt", "alone"),
+}
+
+
+@pytest.mark.parametrize("row", rows(BENCHES, "Attention on a GPU")[1:], ids=lambda row: row[0])
+def test_peers(row):
+    file, name = PEERS[row[0]]
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    for tree, cell in zip(TREES, row[1:], strict=True):
+        # The last run of a shape is the newest.
+        section = re.findall(rf"^{tree}  D 128  heads 32/8 .*\n((?:  .*\n)+)", text, re.MULTILINE)[-1]
+        line = re.search(rf"^  {name} +(.*)$", section, re.MULTILINE)[1]
+        if "/" not in cell:
+            assert line.startswith("no time"), (tree, cell)
+            continue
+        times = re.findall(r"([\d.]+) \([\d. ]+\)", line)
+        assert all(map(rounds, cell.split(" / "), times)), (tree, cell, times)
+
+
+@pytest.mark.parametrize(
+    "row", rows(TRL, "The switch: AsyncGRPOTrainer of TRL 1.16.0", "rollouts"), ids=lambda row: row[0]
+)
+def test_trl(row):
+    found = [f"{other[2]} / {other[4]} ms" for other in box("trl.txt") if other[0] == row[0].strip("`")]
+    assert row[1:] == found
+
+
+def test_step_sentences():
+    table = {row[0]: row for row in rows(DECIDE, "A whole training step")}
+    times = {name: f"{float(row[8]):.1f}" for name, row in table.items()}
+    peaks = table["comb60"][11].split(" / ")
+    assert says(README, f"{times['comb60']} times faster on 60 samples")
+    assert says(README, f"with {peaks[0]} instead of {peaks[1]} GiB at the peak")
+    assert says(README, f"{times['agent9k']} times on 8 answers")
+    assert says(
+        README, f"{times['multiturn']} times on multi-turn rollouts, {times['docs16k']} where nothing is shared"
+    )
+    most = max(times.values(), key=float)
+    assert says(BENCHES, f"{times['docs16k']} to {most} times faster")
+    assert says(ROOT / "docs" / "integrations.md", f"{times['docs16k']} to {most} times, by how much is shared")
+    text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
+    padded = [float(row[10]) for row in table.values()]
+    assert says(DECIDE, f"takes {min(padded):.2f} to {max(padded):.2f} times as long as the packed step")
+    host = re.findall(r"pack ([\d.]+) \+ copy ([\d.]+) ms = ([\d.]+)%", text)
+    pack, copy, share = ([float(row[i]) for row in host] for i in range(3))
+    spans = f"{min(pack):.2f} to {max(pack):.2f} ms of host time, the transfer {min(copy):.2f} to {max(copy):.2f} ms"
+    assert says(DECIDE, spans)
+    assert says(DECIDE, f"together at most {max(share):.2f} % of a step")
+
+
+@pytest.mark.parametrize("row", rows(AREAL, "What it saves"), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_areal(row):
+    host = [other for other in box("areal.txt") if len(other) == 17]
+    masks = [other for other in box("areal.txt") if len(other) == 9]
+    (index,) = (i for i, other in enumerate(host) if other[:2] == [row[0].strip("`"), row[1]])
+    found, mask = host[index], masks[index]
+    assert row[2:5] == found[2:5]
+    assert row[5:] == [
+        f"{found[6]} s / {found[7]} ms",
+        f"{found[14]} s / {found[15]} ms",
+        f"{mask[3]} MiB / {mask[4]} KiB",
+    ]
+
+
+def test_areal_sentences():
+    host = [other for other in box("areal.txt") if len(other) == 17]
+    tries, nodes, spans = ([int(row[i]) for row in host] for i in (8, 10, 13))
+    assert says(AREAL, f"Tries are {min(tries)} to {max(tries)} times faster.")
+    assert says(AREAL, f"it is {min(nodes)} to {max(nodes)} times;")
+    assert says(AREAL, f"ask for, {min(spans)} to {max(spans)} times.")
+
+
+@pytest.mark.parametrize("row", rows(OFFLINE, "Cost"), ids=lambda row: row[0])
+def test_offline(row):
+    (found,) = (other for other in box("offline.txt") if other[0] == row[0].replace("`", "") and len(other) > 8)
+    assert row[1:] == [found[i] for i in (1, 2, 3, 5, 7, 9, 10, 13)]
+
+
+@pytest.mark.parametrize("row", rows(OFFLINE, "Windows"), ids=lambda row: row[0])
+def test_offline_windows(row):
+    (found,) = (other for other in box("offline.txt") if other[0] == row[0].replace("`", "") and len(other) == 8)
+    assert row[1:] == found[1:]
+
+
+def test_offline_memory():
+    text = " ".join((RESULTS / "offline.txt").read_text(encoding="utf-8").split())
+    line = r"([\d,]+) tokens generated \((\d+) MB of Parquet\).*? in ([\d.]+) s; .*?, (\d+) MiB at most"
+    (few, _, _, less), (many, size, seconds, memory) = re.findall(line, text)
+    took = f"took {float(seconds):.0f} s and {memory} MiB of memory at most, {few} took {less} MiB"
+    assert says(OFFLINE, f"{many} generated tokens ({size} MB of Parquet) {took}.")
