@@ -9,7 +9,8 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|sep|>", "<|eot|>", "<|e
 CHATML = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 #: Headers between special tokens; another end token after a call of a tool.
@@ -34,7 +35,9 @@ MARKS_CONTENT = (
 )
 #: Marks the newline after the end token as well.
 MARKS_MORE = MARKS_CONTENT.replace("{{- m.content }}\n        {%- endg", "{{- m.content + '<|im_end|>\n' }}{%- endg")
-MARKS_MORE = MARKS_MORE.replace("{{- '<|im_end|>\n' }}", "{%- if m.role != 'assistant' %}{{- '<|im_end|>\n' }}{%- endif %}")
+MARKS_MORE = MARKS_MORE.replace(
+    "{{- '<|im_end|>\n' }}", "{%- if m.role != 'assistant' %}{{- '<|im_end|>\n' }}{%- endif %}"
+)
 #: Drops the thoughts of every answer but the last, as models that reason do.
 DROPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last %}{{ m.content }}{% else %}"

@@ -61,8 +61,8 @@ def test_content_and_end_token(tmp_path, tokenizer, template, expected):
 
 
 def test_a_token_over_the_start_of_a_turn_is_context(tmp_path):
-    """" yes" is one token whose space is the template's: with offsets that leave the space out it seems to begin in the
-    turn. A token whose space was said is trained."""
+    """ " yes" is one token whose space is the template's: with offsets that leave the space out it seems to begin in
+    the turn. A token whose space was said is trained."""
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
     for number, trim in enumerate((False, True)):
@@ -118,7 +118,9 @@ def test_a_message_that_is_not_to_be_trained(tmp_path, tokenizer, template, flag
 
 def test_a_template_that_prints_no_text(tmp_path):
     """Templates for images walk over parts; over text they walk letter by letter and print nothing."""
-    template = "{% for m in messages %}<|im_start|>{% for p in m.content %}{{ p['text'] }}{% endfor %}<|im_end|>{% endfor %}"
+    template = (
+        "{% for m in messages %}<|im_start|>{% for p in m.content %}{{ p['text'] }}{% endfor %}<|im_end|>{% endfor %}"
+    )
     folder = tiny.letters(tmp_path / "t", template)
     with pytest.raises(ReadError, match="its chat template does not print the content of an assistant's message"):
         read(tmp_path, folder, {"messages": MESSAGES})

@@ -1,4 +1,4 @@
-"""A JSON file that is one array, or one object over several lines, reads as the same rows on lines do, within bounds."""
+"""A JSON file that is one array, or one object over several lines, reads as the same rows on lines do."""
 
 import gzip
 import io

@@ -9,10 +9,10 @@ pq = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
 pytest.importorskip("transformers", reason="chat messages need transformers")
 pytest.importorskip("tokenizers", reason="chat messages need tokenizers")
 
-import tiny_tokenizers as tiny
+import tiny_tokenizers as tiny  # noqa: E402
 
-from treepack.readers import ReadError, messages, open_rollouts
-from treepack.readers.plain import plain_values
+from treepack.readers import ReadError, messages, open_rollouts  # noqa: E402
+from treepack.readers.plain import plain_values  # noqa: E402
 
 USER = {"role": "user", "content": "q"}
 FOUND = {"role": "assistant", "content": "ok"}
@@ -27,8 +27,8 @@ def tool(name, **properties):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-#: Rows whose objects have other keys in every row, as Arrow fills them up; a key of each kind that has to stay. The keys
-#: are in one order over all rows: an Arrow struct has one.
+#: Rows whose objects have other keys in every row, as Arrow fills them up; a key of each kind that has to stay.
+#: Keys are in one order over all rows: an Arrow struct has one.
 ROWS = [
     {
         "messages": [
@@ -55,8 +55,7 @@ ROWS = [
 ]
 
 
-def flat(rows):
-    """The rows with a column in which pyarrow can hold them, and the text that says what has to come out."""
+def with_rewards(rows):
     return [row | {"reward": float(number)} for number, row in enumerate(rows)]
 
 
@@ -105,7 +104,11 @@ def json_features(folder, rows):
     json_ = getattr(datasets, "Json", None) or pytest.skip("Json() features are of datasets 5")
     message = {name: datasets.Value("string") for name in ("role", "content", "name", "tool_call_id")}
     message |= {"tool_calls": json_(), "weight": datasets.Value("int64")}
-    features = {"messages": datasets.List(message), "tools": datasets.List(json_()), "reward": datasets.Value("float64")}
+    features = {
+        "messages": datasets.List(message),
+        "tools": datasets.List(json_()),
+        "reward": datasets.Value("float64"),
+    }
     every = [row | {"messages": [dict.fromkeys(message) | turn for turn in row["messages"]]} for row in rows]
     data = datasets.Dataset.from_list(every, features=datasets.Features(features))
     data.save_to_disk(str(folder / "data"))
@@ -122,7 +125,7 @@ def dataset(folder, rows):
 @pytest.mark.parametrize("write", [jsonl, parquet, pandas_parquet, json_text, json_parts, json_features, dataset])
 def test_the_same_tokens_from_every_format(tmp_path, write):
     folder = tiny.letters(tmp_path / "tokenizer", tiny.CHATML)
-    (batch,) = open_rollouts(write(tmp_path, flat(ROWS)), tokenizer=folder).batches()
+    (batch,) = open_rollouts(write(tmp_path, with_rewards(ROWS)), tokenizer=folder).batches()
     texts = [tiny.trained(folder, sample)[0] for sample in batch]
     runs = [tiny.trained(folder, sample)[1] for sample in batch]
     tools = [row["tools"] and "".join(json.dumps(tool) + "\n" for tool in row["tools"]) for row in ROWS]
@@ -176,7 +179,12 @@ def test_what_arrow_filled_is_told_from_what_was_written():
 
 
 def test_content_in_parts():
-    parts = [{"type": "text", "text": "a ", "image_url": None}, "b", {"text": "c"}, {"type": "output_text", "text": "d"}]
+    parts = [
+        {"type": "text", "text": "a ", "image_url": None},
+        "b",
+        {"text": "c"},
+        {"type": "output_text", "text": "d"},
+    ]
     assert cleaned([{"role": "user", "content": parts}]) == [{"role": "user", "content": "a bcd"}]
     assert cleaned([{"role": "user", "content": []}]) == [{"role": "user", "content": ""}]
 

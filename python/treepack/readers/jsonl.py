@@ -32,7 +32,8 @@ def open_json(path: Path) -> JsonLines | JsonElements:
     if text.startswith(b"["):
         return JsonElements(path)
     line, more, _ = text.partition(b"\n")
-    if path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json") and text.startswith(b"{") and more and not _is_json(line):
+    whole_file = path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json")
+    if whole_file and text.startswith(b"{") and more and not _is_json(line):
         return JsonElements(path)
     return JsonLines(path)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .source import ReadError, kind
+from .source import ReadError, first_line, kind
 
 Message = dict[str, Any]
 
@@ -206,7 +206,7 @@ def _arguments(text: str, where: str) -> Arguments:
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise ReadError(f"{where} is text that is no JSON ({str(error).splitlines()[0]}); an object is needed") from None
+        raise ReadError(f"{where} is text that is no JSON ({first_line(error)}); an object is needed") from None
     if not isinstance(value, dict):
         raise ReadError(f"{where} is JSON text of {kind(value)}; an object is needed")
     arguments = Arguments(value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path as FilePath
 from typing import Any
 
-from .paths import Path, expand, parse
+from . import shapes
+from .messages import decoded
+from .paths import Path, expand, is_path, parse
 from .source import Chunk, ReadError, ReadWarning, Source
 
 
@@ -18,16 +19,14 @@ class Nested:
     read again, since only reading tells how many samples a row has.
     """
 
-    def __init__(self, source: Source, names: Sequence[str]):
-        """names: the columns that there are, columns of `source` and paths."""
+    def __init__(self, source: Source, paths: Sequence[str]):
+        """paths: the columns that there are beside those of `source`."""
         self.source = source
-        self.names = list(names)
+        self.path = source.path
+        inside = {parse(path).column for path in paths}
+        self.names = [*(name for name in source.names if name not in inside), *dict.fromkeys(paths)]
         self.unit = source.unit
         self.size: int | None = None
-
-    @property
-    def path(self) -> FilePath:
-        return self.source.path
 
     @property
     def fraction(self) -> float:
@@ -71,8 +70,8 @@ class Nested:
 
     def _tell(self, without: list[Any], paths: Mapping[str, Path]) -> None:
         lists = ", ".join(dict.fromkeys(path.text.rsplit("[]", 1)[0] for path in paths.values() if path.lists))
-        text = f"{self.path}: {len(without)} rows hold no samples, the first is {self.unit} {without[0]}: {lists} is empty"
-        warnings.warn(text, ReadWarning, stacklevel=2)
+        text = f"{self.path}: {len(without)} rows hold no samples, the first is {self.unit} {without[0]}: {lists} is"
+        warnings.warn(f"{text} empty", ReadWarning, stacklevel=2)
 
 
 class _Filling:
@@ -97,19 +96,48 @@ class _Filling:
         return chunk
 
 
-def nested(source: Source, columns: Mapping[str, str], option: str = "") -> Nested:
-    """A source with the columns of its own and the paths among these.
+def unfold(sources: list[Source], given: Mapping[str, str], chat: bool) -> tuple[list[Source], dict[str, str]]:
+    """Files whose rows hold several samples as files with a row for each, and the columns that say so; files whose
+    columns are plain as they are. `given`: canonical name -> column or path; `chat`: chat messages will be read.
 
-    Raises ReadError for a path that begins in no column of the source.
+    Raises ReadError for a path that begins in no column, and where it is not clear which ids are meant.
     """
-    for canonical, name in columns.items():
-        if name and name not in source.names:
-            path = parse(name, f"--column {canonical}={name}")
-            if path.column not in source.names:
-                raise ReadError(
-                    f"{source.path}: no column {path.column!r} to take {canonical} from by {name!r}; it has "
-                    f"{', '.join(source.names)}"
-                )
-    inside = {parse(name).column for name in columns.values() if name and name not in source.names}
-    names = [name for name in source.names if name not in inside]
-    return Nested(source, [*names, *dict.fromkeys(name for name in columns.values() if name and name not in names)])
+    first = sources[0]
+    told = {name: column for name, column in given.items() if column and column not in first.names and is_path(column)}
+    for name, column in told.items():
+        path = parse(column, f"--column {name}={column}")
+        if path.column not in first.names:
+            raise ReadError(
+                f"{first.path}: no column {path.column!r} to take {name} from by {column!r}; it has "
+                f"{', '.join(first.names)}"
+            )
+    found: dict[str, str] = {}
+    if told:
+        ids = next((told[name] for name in ("completion_ids", "input_ids") if name in told), None)
+        if ids is not None:
+            rows = first.head(_HEAD)
+            found = shapes.beside(shapes.leaves(rows), ids, rows)
+    elif not chat and not any(given.get(name) for name in _IDS):
+        found = shapes.find(first.head(_HEAD), first.path)
+    columns = found | dict(given)
+    paths = [name for name in columns.values() if name and name not in first.names]
+    if not any(map(is_path, paths)):
+        return sources, dict(given)
+    return [Nested(source, paths) for source in sources], columns
+
+
+def chats_in(source: Source) -> list[str]:
+    """The columns that hold chat messages in the first rows."""
+    rows = source.head(_HEAD)
+    return [name for name in source.names if any(_is_chat(row.get(name)) for row in rows)]
+
+
+def _is_chat(value: Any) -> bool:
+    value = decoded(value)
+    first = decoded(value[0]) if isinstance(value, list) and value else None
+    return isinstance(first, dict) and "role" in first
+
+
+#: Rows that are looked at to see what is in them.
+_HEAD = 16
+_IDS = ("input_ids", "prompt_ids", "completion_ids")

@@ -48,6 +48,10 @@ class Npz:
         self._offsets = self._read_offsets(offsets)
         self.size: int | None = len(self._offsets) - 1
 
+    def head(self, rows: int) -> list[dict[str, Any]]:
+        """Nothing: flat arrays have nothing nested."""
+        return []
+
     def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
         flat = [name for name in names if self._per_token(name)]
         size = len(self._offsets) - 1

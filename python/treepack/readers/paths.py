@@ -55,7 +55,7 @@ def expand(row: Mapping[str, Any], paths: Mapping[str, Path], where: str) -> Ite
 
     Raises ReadError for lists that do not have the same number of items, and for what is no list or no object.
     """
-    values = {name: _take(row, path.steps, f"{where}: {path.text}") for name, path in paths.items()}
+    values = {name: _take(row, path, 0, where, "") for name, path in paths.items()}
     lists = {name: path.lists for name, path in paths.items()}
     yield from _spread(values, lists, paths, "", 0, where)
 
@@ -87,26 +87,33 @@ def _spread(
         yield from _spread(one, lists, paths, f"{label or ', '}{step}[{at}]", depth + 1, where)
 
 
-def _take(value: Any, steps: tuple[tuple[str, int], ...], where: str) -> Any:
-    """What lies at the end of a path; a list of it for each list on the way. None where something is missing."""
-    for at, (name, lists) in enumerate(steps):
+def _take(value: Any, path: Path, first: int, where: str, place: str) -> Any:
+    """What lies at the end of a path, from its step `first` on; a list of it for each list on the way. None where
+    something is missing. `place`: that of `value` in the row."""
+    for at in range(first, len(path.steps)):
+        name, lists = path.steps[at]
         value = decoded(value)
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise ReadError(f"{where}: {name!r} is looked for in {kind(value)}; an object is needed")
+            raise ReadError(
+                f"{where}{place}: {path.text} looks for {name!r} in {kind(value)}; an object is needed there"
+            )
         value = value.get(name)
+        place = f"{place}.{name}" if place else f", {name}"
         if lists:
-            return _items(value, lists, steps[at + 1 :], f"{where}: {name}")
+            return _items(value, lists, path, at + 1, where, place)
     return value
 
 
-def _items(value: Any, lists: int, rest: tuple[tuple[str, int], ...], where: str) -> Any:
+def _items(value: Any, lists: int, path: Path, rest: int, where: str, place: str) -> Any:
     value = decoded(value)
     if value is None:
         return None
-    if isinstance(value, str | bytes) or not hasattr(value, "__len__") or isinstance(value, Mapping):
-        raise ReadError(f"{where} is {kind(value)}; a list is needed")
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        raise ReadError(f"{where}{place}: {path.text} goes through {kind(value)}; a list is needed there")
     if lists > 1:
-        return [_items(item, lists - 1, rest, where) for item in value]
-    return [_take(item, rest, where) for item in value] if rest else value
+        return [_items(x, lists - 1, path, rest, where, f"{place}[{n}]") for n, x in enumerate(value)]
+    if rest == len(path.steps):
+        return value
+    return [_take(x, path, rest, where, f"{place}[{n}]") for n, x in enumerate(value)]

@@ -35,7 +35,7 @@ def _converter(kind: Any) -> Convert | None:
         return _or_none(lambda pairs: {key: value(item) for key, item in pairs})
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         inner = _converter(kind.value_type)
-        return inner and _or_none(lambda items: [inner(item) for item in items])
+        return None if inner is None else _or_none(lambda items: [inner(item) for item in items])
     return _of_objects(kind) if kinds.is_struct(kind) else None
 
 
@@ -43,7 +43,7 @@ def _of_objects(kind: Any) -> Convert | None:
     import pyarrow.types as kinds
 
     fields = [kind.field(at) for at in range(kind.num_fields)]
-    inner = {field.name: convert for field in fields if (convert := _converter(field.type)) is not None}
+    inner = {field.name: of for field in fields if (of := _converter(field.type)) is not None}
     filled = [field.name for field in fields if field.name in ("default", "const") and not kinds.is_null(field.type)]
     if not inner and not filled:
         return None

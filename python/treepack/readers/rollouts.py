@@ -11,7 +11,8 @@ from typing import Any
 
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
-from .names import resolve, unexpected
+from .names import NEEDED, has_chat, resolve, unexpected
+from .nested import chats_in, unfold
 from .samples import Encode, build
 from .source import ReadError, Source
 
@@ -72,8 +73,7 @@ class Rollouts:
         """
         wanted = self.columns
         if names is not None:
-            ids = ("input_ids", "prompt_ids", "completion_ids", "messages", "tools", "labels", "attention_mask")
-            wanted = {name: column for name, column in self.columns.items() if name in names or name in ids}
+            wanted = {name: column for name, column in self.columns.items() if name in names or name in NEEDED}
         done = start
         for number, source in enumerate(self._sources):
             self._current = number
@@ -117,11 +117,12 @@ def open_rollouts(
     """
     name = os.fspath(path)
     format, sources = open_sources(name)
-    given = dict(columns or {})
-    found = resolve(sources[0].path, sources[0].names, given, tokenizer)
+    given, chats = dict(columns or {}), chats_in(sources[0])
+    sources, given = unfold(sources, given, tokenizer is not None and has_chat(sources[0].names, chats))
+    found = resolve(sources[0].path, sources[0].names, given, tokenizer, chats)
     _check_alike(sources, found, given)
     encode: Encode | None = None
-    if "messages" in found and tokenizer:
+    if tokenizer and ("messages" in found or "completion_messages" in found):
         from .chat import ChatEncoder
 
         encode = ChatEncoder(tokenizer)

@@ -54,8 +54,11 @@ class Source(Protocol):
     names: list[str]
     #: Samples, or None where only reading tells.
     size: int | None
-    #: How much of the file has been read, 0 to 1.
-    fraction: float
+
+    @property
+    def fraction(self) -> float:
+        """How much of the file has been read, 0 to 1."""
+        ...
 
     def head(self, rows: int) -> list[dict[str, Any]]:
         """The first rows, of all columns, to see what is in them; fewer where there are fewer."""
