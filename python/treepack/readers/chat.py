@@ -50,6 +50,8 @@ class ChatEncoder:
         if not self._tokenizer.is_fast:
             raise ReadError(f"tokenizer {folder}: it is a slow one; a fast one (tokenizer.json) is needed")
         self._folder = folder
+        self.untrained: dict[str, None] = {}
+        """The roles in conversations of which nothing was trained."""
         self._marking = _GENERATION.sub(_mark, template) if _GENERATION.search(template) else None
 
     def __call__(self, turns: Turns, tools: list[Any] | None, where: str) -> tuple[Array, Array]:
@@ -62,6 +64,8 @@ class ChatEncoder:
             mask = np.zeros(len(ids), np.uint8)
             for span in spans:
                 mask[offsets.tokens(*self._to_its_end(text, span))] = 1
+            if not mask[1:].any():
+                self.untrained.update((str(message["role"]), None) for message in turns.messages)
             return ids, mask
         except ReadError:
             raise

@@ -8,7 +8,6 @@ is read and taken out. What cannot be meant is refused with the message and what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .source import ReadError, first_line, kind
@@ -108,11 +107,6 @@ def decoded(value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
     return value
-
-
-def roles(conversations: Iterable[Turns]) -> list[str]:
-    """The roles of some conversations, in order of appearance."""
-    return list(dict.fromkeys(message["role"] for turns in conversations for message in turns.messages))
 
 
 # --- a message ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ class Nested:
         self.source = source
         self.path = source.path
         inside = {parse(path).column for path in paths}
+        if missing := sorted(inside.difference(source.names)):
+            raise ReadError(f"{source.path}: no column {missing[0]!r}; it has {', '.join(source.names)}")
         self.names = [*(name for name in source.names if name not in inside), *dict.fromkeys(paths)]
         self.unit = source.unit
         self.size: int | None = None

@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .chat import ChatEncoder
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
 from .names import NEEDED, has_chat, resolve, unexpected
-from .nested import chats_in, unfold
-from .samples import Encode, build
+from .nested import Nested, chats_in, unfold
+from .samples import build
 from .source import ReadError, Source
+from .terms import Terms
 
 
 class Rollouts:
@@ -27,7 +29,7 @@ class Rollouts:
         columns: dict[str, str],
         fingerprint: str,
         sources: list[Source],
-        encode: Encode | None,
+        encode: ChatEncoder | None,
     ):
         self.path = path
         self.format = format
@@ -43,6 +45,7 @@ class Rollouts:
         """What is read; a data set on disk is one folder."""
         self._sources = sources
         self._encode = encode
+        self._terms = Terms(path)
         self._current = 0
 
     @property
@@ -74,7 +77,8 @@ class Rollouts:
         wanted = self.columns
         if names is not None:
             wanted = {name: column for name, column in self.columns.items() if name in names or name in NEEDED}
-        done = start
+        done, whole = start, start == 0
+        self._terms = Terms(self.path)
         for number, source in enumerate(self._sources):
             self._current = number
             if source.size is not None and start >= source.size:
@@ -83,6 +87,8 @@ class Rollouts:
             for chunk in source.chunks(list(dict.fromkeys(wanted.values())), samples, start):
                 start = 0
                 batch = build(chunk, wanted, f"{source.path}, {source.unit}", self._encode)
+                for place, sample in zip(chunk.numbers, batch, strict=True):
+                    self._terms.add(sample, f"{source.unit} {place}")
                 done += len(batch)
                 if progress is not None:
                     progress(done)
@@ -90,6 +96,14 @@ class Rollouts:
             if start and source.size is not None:  # all of it was skipped; a JSONL file knows its size by now
                 start -= source.size
         self._current = len(self._sources)
+        if whole or self._encode:
+            self.check_terms(whole)
+
+    def check_terms(self, whole: bool = True) -> None:
+        """Look at what the running `batches()` has read, which does so itself at its end: ReadError where it holds no
+        loss term, a ReadWarning where some conversations hold none. `whole`: it is all that is wanted."""
+        roles = self._encode.untrained if self._encode else ()
+        self._terms.check(whole, self.columns.get("completion_mask", "the mask"), roles)
 
     def __repr__(self) -> str:
         size = "samples" if self.size is None else f"{self.size} samples"
@@ -121,11 +135,8 @@ def open_rollouts(
     sources, given = unfold(sources, given, tokenizer is not None and has_chat(sources[0].names, chats))
     found = resolve(sources[0].path, sources[0].names, given, tokenizer, chats)
     _check_alike(sources, found, given)
-    encode: Encode | None = None
-    if tokenizer and ("messages" in found or "completion_messages" in found):
-        from .chat import ChatEncoder
-
-        encode = ChatEncoder(tokenizer)
+    is_chat = "messages" in found or "completion_messages" in found
+    encode = ChatEncoder(tokenizer) if tokenizer and is_chat else None
     fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
     return Rollouts(name, format, found, fingerprint, sources, encode)
 
@@ -144,8 +155,9 @@ def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping
                     f"{source.path}: it has the column {name!r}, which {sources[0].path} has not; give it in every "
                     f"file, or leave it out with --column {more[name]}="
                 )
-        if isinstance(source, JsonLines | JsonElements):
-            source.unexpected = more
+        rows = source.source if isinstance(source, Nested) else source
+        if isinstance(rows, JsonLines | JsonElements):
+            rows.unexpected = more
 
 
 def _fingerprint(format: str, files: list[Path], columns: dict[str, str], tokenizer: str | None) -> str:
