@@ -59,6 +59,6 @@ def _why(mask: str, roles: Collection[str]) -> str:
             "marks nothing of them"
         )
     return (
-        f"messages of the role {ASSISTANT!r} are trained, and the roles there are {there}: rename the one whose messages "
-        f"are to be trained to {ASSISTANT!r}"
+        f"messages of the role {ASSISTANT!r} are trained, and the roles there are {there}: rename the one whose "
+        f"messages are to be trained to {ASSISTANT!r}"
     )
