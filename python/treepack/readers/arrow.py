@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class Parquet:
         except self._errors as error:
             raise ReadError(f"{path}: not a Parquet file: {first_line(error)}") from None
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         with self._open() as file:
             yield from self._chunks(file, names, samples, start)
 
@@ -87,7 +87,7 @@ class Dataset:
         self.names = list(data.column_names)
         self.size = len(data)
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         data = self._data.select_columns(list(names))
         size = len(data)
         mean = max(1, data.data.nbytes // size // 4)  # bytes of a row, in tokens of four

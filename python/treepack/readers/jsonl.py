@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -35,7 +35,7 @@ class JsonLines:
         else:
             self.names = list(self._parse(*first))
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         numbers: list[int] = []
         columns: dict[str, list[Any]] = {name: [] for name in names}
         held = count = 0
@@ -52,9 +52,9 @@ class JsonLines:
                     f"or leave it out with --column {self.unexpected[key]}="
                 )
             for name, values in columns.items():
-                if name not in row:
+                if name not in row and name not in optional:
                     raise ReadError(f"{self.path}, line {number}: no {name!r}; it has {', '.join(row) or 'no keys'}")
-                values.append(row[name])
+                values.append(row.get(name))
             numbers.append(number)
             held += len(line)
             if len(numbers) == samples or held >= CHUNK_BYTES:
@@ -80,9 +80,10 @@ class JsonLines:
         self.fraction = 1.0
 
     def _decompressed(self, raw: BinaryIO) -> Iterator[bytes]:
-        if self.path.suffix == ".gz":
+        packed = self.path.suffix.lower()
+        if packed == ".gz":
             return iter(cast(Any, gzip.GzipFile(fileobj=raw)))
-        if self.path.suffix == ".zst":
+        if packed == ".zst":
             try:
                 import pyarrow
             except ImportError:

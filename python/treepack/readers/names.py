@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ..inputs.aliases import USUAL
+from ..inputs.aliases import USUAL, right_name
 from .source import ReadError
 
-#: Columns that say where the tokens come from; a file is read by one of the three.
-_FORMS = {
+#: Columns that say where the tokens come from; a file is read by one of these forms.
+FORMS = {
     "pair": ("prompt_ids", "completion_ids"),
     "ids": ("input_ids",),
+    "prompted": ("input_ids", "prompt_ids"),  # whole samples, and the prompt that they begin with
+    "answered": ("input_ids", "completion_ids"),  # ... and the completion that they end with
     "chat": ("messages", "tools", "prompt_messages"),
 }
+#: Columns of token ids.
+IDS = ("input_ids", "prompt_ids", "completion_ids")
 #: Columns that have a value for each token.
 PER_TOKEN = frozenset(
     ["completion_mask", "labels", "attention_mask", "old_log_probs", "ref_log_probs", "sampling_mask_counts"]
@@ -22,6 +26,16 @@ PER_TOKEN = frozenset(
 
 #: Columns without which other tokens are trained, or merged: they are in all of the input or in nothing of it.
 _TELLING = ("completion_mask", "labels", "attention_mask", "identity")
+
+
+def form_of(found: Mapping[str, str]) -> str:
+    """The form by which these columns are read, of those that `resolve` returns."""
+    if "messages" in found:
+        return "chat"
+    has = ("input_ids" in found, "prompt_ids" in found, "completion_ids" in found)
+    return {(True, True, False): "prompted", (True, False, True): "answered", (True, False, False): "ids"}.get(
+        has, "pair"
+    )
 
 
 def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -35,8 +49,15 @@ def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
     return {usual: canonical for canonical in wanted for usual in USUAL[canonical]}
 
 
-def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenizer: str | None) -> dict[str, str]:
-    """Canonical name -> name in the file, of every column that is read.
+def resolve(
+    path: Path,
+    names: Sequence[str],
+    given: Mapping[str, str],
+    tokenizer: str | None,
+    numbers: Collection[str] = (),
+) -> dict[str, str]:
+    """Canonical name -> name in the file, of every column that is read. `numbers`: columns with one number for each
+    row, which are no token ids whatever they are called.
 
     Where the file has more than one form of the tokens, that of `given` is read; else chat messages if there is a
     tokenizer for them; else prompt and completion ids, since they say what is trained; else whole samples.
@@ -46,14 +67,19 @@ def resolve(path: Path, names: Sequence[str], given: Mapping[str, str], tokenize
     for canonical, name in given.items():
         if name and name not in names:
             raise ReadError(f"{path}: no column {name!r} to take {canonical} from; it has {_listed(names)}")
+        if (right := right_name(canonical, name, names)) is not None:
+            raise ReadError(
+                f"{path}: --column {canonical}={name}: a sample has no column {canonical!r}; did you mean "
+                f"--column {right}={name}? (in Python columns=)"
+            )
     found = {}
     for canonical, usual in USUAL.items():
-        there = [name for name in usual if name in names]
+        there = [name for name in usual if name in names and not (canonical in IDS and name in numbers)]
         if there and canonical not in given:
             found[canonical] = there[0]
     found |= {canonical: name for canonical, name in given.items() if name}
     form = _form(path, names, found, given, tokenizer)
-    dropped = {name for other, used in _FORMS.items() if other != form for name in used}
+    dropped = {name for other, used in FORMS.items() if other != form for name in used}.difference(FORMS[form])
     if form == "chat":  # how the template cuts tokens is not known to what was stored for each token
         dropped |= {name for name in PER_TOKEN if name not in given}
     if "completion_mask" in found:
@@ -73,7 +99,7 @@ def _form(
 ) -> str:
     pair = "prompt_ids" in found and "completion_ids" in found
     has = {"ids": "input_ids" in found, "pair": pair, "chat": "messages" in found}
-    told = [form for form, used in _FORMS.items() if has[form] and any(given.get(name) for name in used)]
+    told = [form for form, used in FORMS.items() if has.get(form) and any(given.get(name) for name in used)]
     order = [*told, *(["chat"] if tokenizer else []), "pair", "ids"]
     form = next((form for form in order if has[form]), None)
     if form is None and has["chat"]:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..inputs.account import ColumnAccount
+from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
 from .jsonl import JsonLines
 from .names import resolve, unexpected
 from .samples import Encode, build
-from .source import ReadError, Source
+from .source import Chunk, ReadError, Source
 
 
 class Rollouts:
@@ -27,12 +31,19 @@ class Rollouts:
         fingerprint: str,
         sources: list[Source],
         encode: Encode | None,
+        account: ColumnAccount,
+        watch: Watch,
+        all_meant: bool,
     ):
         self.path = path
         self.format = format
         """"jsonl", "parquet", "npz" or "datasets"."""
         self.columns = columns
         """Canonical name -> name in the file, of every column that is read."""
+        self.account = account
+        """Of every column of the file: what it is read or carried as, or that it is not read, and why."""
+        self.all_meant = all_meant
+        """Samples get a `completion_mask` of ones: a column per token was asked for, and so is no mask."""
         sizes = [source.size for source in sources]
         self.size: int | None = None if None in sizes else sum(size for size in sizes if size is not None)
         """Samples, or None where only reading tells (JSONL)."""
@@ -42,6 +53,7 @@ class Rollouts:
         """What is read; a data set on disk is one folder."""
         self._sources = sources
         self._encode = encode
+        self._watch = watch
         self._current = 0
 
     @property
@@ -75,14 +87,21 @@ class Rollouts:
             ids = ("input_ids", "prompt_ids", "completion_ids", "messages", "tools", "labels", "attention_mask")
             wanted = {name: column for name, column in self.columns.items() if name in names or name in ids}
         done = start
+        watch = self._watch.copy()
         for number, source in enumerate(self._sources):
             self._current = number
             if source.size is not None and start >= source.size:
                 start -= source.size
                 continue
-            for chunk in source.chunks(list(dict.fromkeys(wanted.values())), samples, start):
+            where = f"{source.path}, {source.unit}"
+            watched = [name for name in watch.columns if name in source.names]
+            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, watched):
                 start = 0
-                batch = build(chunk, wanted, f"{source.path}, {source.unit}", self._encode)
+                batch = build(chunk, wanted, where, self._encode)
+                watch.look(chunk, where, batch)
+                if self.all_meant:
+                    for sample in batch:
+                        sample["completion_mask"] = np.ones(len(sample["input_ids"]), np.uint8)
                 done += len(batch)
                 if progress is not None:
                     progress(done)
@@ -93,7 +112,7 @@ class Rollouts:
 
     def __repr__(self) -> str:
         size = "samples" if self.size is None else f"{self.size} samples"
-        return f"Rollouts({self.path!r}, {self.format}, {size}, columns {self.columns})"
+        return f"Rollouts({self.path!r}, {self.format}, {size}; {self.account})"
 
 
 def open_rollouts(
@@ -118,15 +137,36 @@ def open_rollouts(
     name = os.fspath(path)
     format, sources = open_sources(name)
     given = dict(columns or {})
-    found = resolve(sources[0].path, sources[0].names, given, tokenizer)
+    first = sources[0]
+    head = head_of(first)
+    found = resolve(first.path, first.names, given, tokenizer, numbers_in(head))
+    found = halves(first.path, first.names, found, given, head)
     _check_alike(sources, found, given)
+    watch = _watched(sources, found, given, head)
     encode: Encode | None = None
     if "messages" in found and tokenizer:
         from .chat import ChatEncoder
 
         encode = ChatEncoder(tokenizer)
     fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
-    return Rollouts(name, format, found, fingerprint, sources, encode)
+    account = account_of(first.names, found, given, head)
+    if tokenizer and encode is None:
+        account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
+    return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head))
+
+
+def _watched(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str], head: Chunk) -> Watch:
+    """What has to be looked at in all rows. ReadError where the first rows of a file, or of the first of several with
+    the same columns, tell already."""
+    names = list(dict.fromkeys(name for source in sources for name in source.names))
+    watch = Watch(found, given, names)
+    seen: set[tuple[str, ...]] = set()
+    for source in sources:
+        key = tuple(sorted(source.names))
+        if key not in seen:
+            seen.add(key)
+            watch.look(head if source is sources[0] else head_of(source), f"{source.path}, {source.unit}")
+    return watch
 
 
 def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:

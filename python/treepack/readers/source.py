@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,7 @@ class Source(Protocol):
     #: How much of the file has been read, 0 to 1.
     fraction: float
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
-        """Chunks of at most `samples` samples from number `start` on, of these columns."""
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
+        """Chunks of at most `samples` samples from number `start` on, of these columns. An `optional` one that a row
+        lacks is None there; one that cannot be read at all is left out."""
         ...
