@@ -55,10 +55,11 @@ def inspect(
     if not numbers["samples"]:
         raise ReadError(f"{file}: {_none_fits(numbers)}")
     if html is not None:
-        _draw(survey, numbers, file, html)
+        _draw(survey, numbers, rollouts, html)
     chosen = numbers["placements"][placement]
     expected = {"placement": placement, "linear": chosen["packing_ratio"], "attention": chosen["attention_ratio"]}
     source = {"file": file, "format": rollouts.format, "columns": rollouts.columns, "limit": limit}
+    source["account"] = rollouts.account.to_json()
     numbers = {"treepack": __version__, **source, **numbers, "expected": expected, "html": html}
     if as_json:
         print(json.dumps(numbers))
@@ -118,8 +119,8 @@ def _none_fits(numbers: dict[str, Any]) -> str:
     )
 
 
-def _draw(survey: Survey, numbers: dict[str, Any], file: str, html: str) -> None:
+def _draw(survey: Survey, numbers: dict[str, Any], rollouts: Rollouts, html: str) -> None:
     from ..reports import report
 
     part = "" if survey.drawn_samples == numbers["samples"] else f", the first {survey.drawn_samples:,} samples"
-    report(survey.drawn, title=f"{file}{part}").save(html)
+    report(survey.drawn, title=f"{rollouts.path}{part}", columns=rollouts.account).save(html)

@@ -84,7 +84,9 @@ def pack(
         pairs=pairs,
     )
     try:
-        with _Bar(open_input(file, pairs, columns_of(column), tokenizer)) as bar:
+        rows = open_input(file, pairs, columns_of(column), tokenizer)
+        told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
+        with _Bar(rows) as bar:
             name = Path(file).name
             manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
@@ -96,7 +98,8 @@ def pack(
     except (PackError, TypeError) as error:
         raise _told(error, file) from None
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
-    print(json.dumps(numbers) if as_json else _line(numbers, pairs))
+    numbers["account"] = rows.account.to_json()
+    print(json.dumps(numbers) if as_json else "\n".join([_line(numbers, pairs), *told]))
 
 
 def summary(manifest: Manifest, out: Path, seconds: float) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class _Bar:
         self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("reading", total=1.0)
         self._rows = rows
-        self.fingerprint = rows.fingerprint
+        self.fingerprint, self.account = rows.fingerprint, rows.account
 
     def batches(self, samples: int = 1024, *, start: int = 0) -> Iterator[list[Any]]:
         for batch in self._rows.batches(samples, start=start):

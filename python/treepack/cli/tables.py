@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..inputs.account import ColumnAccount
 from .terminal import print_table, printable
 
 _TITLES = {"shared": "shared", "first_fit": "first fit", "stream": "stream", "no_budget": "no budget"}
@@ -22,6 +23,10 @@ def print_survey(console: Console, numbers: dict[str, Any]) -> None:
         name if name == column else f"{name} from {column}" for name, column in numbers["columns"].items()
     )
     console.print(printable(f"{numbers['file']} ({numbers['format']}): {taken}"), soft_wrap=True)
+    if "account" in numbers:
+        lines = ColumnAccount.from_json(numbers["account"]).lines()
+        for line in (line for line in lines if not line.startswith("read: ")):  # those are in the line above
+            console.print(printable(line), soft_wrap=True)
     print_table(console, _file_table(numbers))
     print_table(console, _placement_table(numbers))
     for note in _notes(numbers):

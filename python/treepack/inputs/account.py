@@ -40,7 +40,9 @@ class ColumnAccount(Sequence[ColumnUse]):
 
     uses: list[ColumnUse] = field(default_factory=list)
     trains: str = ""
-    """What is trained, and what says so: "the completion (completion_ids)", "every token: there is no mask"."""
+    """What is trained, and what says so: "what loss_mask marks", "every token, as there is no mask"."""
+    notes: list[str] = field(default_factory=list)
+    """What else was given and is not used."""
 
     def read(self, column: str, name: str, why: str = "") -> None:
         """A column that means something to the packing: ids, masks, log-probs, groups."""
@@ -68,14 +70,21 @@ class ColumnAccount(Sequence[ColumnUse]):
         """Name in the input -> why it is not read."""
         return {one.column: one.why for one in self.of("not read")}
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to say: every column is read or carried by its own name, and a mask says what is
+        trained."""
+        own = all(one.name == one.column for one in self.uses)
+        return own and not self.notes and "completion_mask" in self.columns
+
     def to_json(self) -> dict[str, Any]:
         """Plain lists and texts, for a manifest or `--json`; `from_json` reads them."""
-        return {"columns": [asdict(one) for one in self.uses], "trains": self.trains}
+        return {"columns": [asdict(one) for one in self.uses], "trains": self.trains, "notes": self.notes}
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> ColumnAccount:
         """What `to_json` gave. KeyError or TypeError for anything else."""
-        return cls([ColumnUse(**one) for one in held["columns"]], held["trains"])
+        return cls([ColumnUse(**one) for one in held["columns"]], held["trains"], list(held["notes"]))
 
     def with_prefix(self, prefix: str) -> Iterator[ColumnUse]:
         """The uses with another name in a sample: "chosen." and "rejected." of the sides of a pair."""
@@ -83,9 +92,9 @@ class ColumnAccount(Sequence[ColumnUse]):
             yield ColumnUse(one.column, one.use, None if one.name is None else prefix + one.name, one.why)
 
     def lines(self) -> list[str]:
-        """A line for each kind of use that there is, and one for what is trained."""
+        """A line for each kind of use that there is, one for what is trained, and the notes."""
         out = [f"{use}: {', '.join(map(str, held))}" for use in _USES if (held := self.of(use))]
-        return [*out, f"trained: {self.trains}"] if self.trains else out
+        return [*out, *([f"trained: {self.trains}"] if self.trains else []), *self.notes]
 
     def __str__(self) -> str:
         return "; ".join(self.lines())
@@ -101,7 +110,8 @@ def joined(accounts: Iterable[tuple[str, ColumnAccount]]) -> ColumnAccount:
     """The account of an input that is read once for each side: uses under "PREFIX.NAME"; what no side reads, once."""
     sides = list(accounts)
     taken = {use.column for _, account in sides for use in account if use.name is not None}
-    out = ColumnAccount(trains=sides[0][1].trains if sides else "")
+    first = sides[0][1] if sides else ColumnAccount()
+    out = ColumnAccount(trains=first.trains, notes=list(first.notes))
     for prefix, account in sides:
         out.uses += [use for use in account.with_prefix(prefix) if use.name is not None]
     for use in (use for _, account in sides for use in account):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -99,6 +101,31 @@ def half_of_pair(names: Collection[Any], per_token: Callable[[str], bool]) -> st
         f"{name!r} out, with a completion_mask of 0 for each token of the prompt; where input_ids are the other half, "
         f"join {front!r} and {back!r} into input_ids first"
     )
+
+
+def right_name(name: str, column: str, columns: Collection[str]) -> str | None:
+    """The canonical name that is meant where a column of an input was told to be taken as `name`; None where `name` is
+    one, or one of its own. `column`: what it is taken from, '' to leave it out; `columns`: those of the input.
+
+    A name that differs in a letter or two makes a new column, and what should have been heeded is not.
+    """
+    if name in USUAL or (name in columns and not (column and _decides(name))):
+        return None
+    if column and (decided := _decides(name)):
+        return decided
+    known = [*USUAL, *(columns if not column else ())]
+    near = next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), None)
+    return None if near is None or re.fullmatch(rf"{re.escape(near)}(_.+|\d+)", name) else near
+
+
+#: How alike two names are, 0 to 1 (difflib): one wrong letter in seven, or two in fifteen.
+_NEAR = 0.84
+_DECIDING = ("input_ids", "prompt_ids", "completion_ids", "messages", "completion_mask", "labels", "attention_mask")
+
+
+def _decides(name: str) -> str | None:
+    """The canonical name, of those that say what is packed and trained, that a name stands for elsewhere."""
+    return next((canonical for canonical in _DECIDING if name in USUAL[canonical][1:]), None)
 
 
 def no_ids(names: Collection[Any]) -> str:

@@ -21,7 +21,8 @@ from .lookalikes import MASK_NAMES, ONE_SAMPLE, SHOWN, Suspect, candidate, label
 MEANT = frozenset(
     [IDENTITY, *(n for known in ("old_log_probs", "ref_log_probs", "advantage", "reward") for n in USUAL[known])]
 )
-_SECOND = MASK_NAMES | set(USUAL["completion_mask"]) | set(USUAL["labels"])
+#: Names of masks and labels, which a second one beside the `completion_mask` may have.
+SECOND_MASKS = MASK_NAMES | set(USUAL["completion_mask"]) | set(USUAL["labels"])
 
 
 def check(columns: Inputs, first: int = 0, known: Mapping[str, Suspect] | None = None) -> dict[str, Suspect]:
@@ -81,7 +82,7 @@ def harmless(samples: Sequence[Any], names: Iterable[str], masked: bool) -> bool
 
 def has_second_mask(columns: Inputs) -> bool:
     """Whether a mask of the field's names is carried beside the `completion_mask`."""
-    return columns.mask is not None and any(name in _SECOND for name, _, _ in columns.token_columns)
+    return columns.mask is not None and any(name in SECOND_MASKS for name, _, _ in columns.token_columns)
 
 
 def packed_rows(name: str, values: Array, ids: Array) -> str | None:
@@ -99,7 +100,7 @@ def _check_second_masks(columns: Inputs, first: int) -> None:
     if not has_second_mask(columns) or all(mask.all() for mask in _rows(columns.mask)):
         return
     for name, _, values in columns.token_columns:
-        if name not in _SECOND or columns.formats[name][1]:
+        if name not in SECOND_MASKS or columns.formats[name][1]:
             continue
         rows = zip(_rows(columns.ids), _rows(columns.mask), _rows(values), strict=True)
         for sample, (ids, mask, other) in enumerate(rows):

@@ -95,6 +95,10 @@ class Suspect:
         """What the column looks like after the samples so far."""
         return next((look for look in self._may if look in self._shown), None)
 
+    def clear(self) -> None:
+        """Take a sample in which the column is something else altogether."""
+        self._may = []
+
     def look(self, values: Array, ids: Array, lengths: Iterable[int] = ()) -> None:
         """Take the column (n,), integers or booleans, and the token ids (L,) of one sample.
 

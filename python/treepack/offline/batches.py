@@ -14,6 +14,8 @@ import numpy as np
 
 from treepack import PackedTree, PackError, pack
 
+from ..inputs.aliases import right_name
+from ..inputs.columns import IDS, MASK
 from ..tree.layout import formats_of
 from .arrow import pa
 from .options import Options
@@ -48,6 +50,9 @@ def pack_batch(
     if told.placement == "stream":
         raise PackError("placement is 'stream'; a batch is packed at once: allowed is 'shared' or 'first_fit'")
     held = _columns(batch, columns)
+    if columns is not None and not pairs and MASK not in held and IDS in held:
+        # Columns that were asked for are meant, whatever they hold.
+        held[MASK] = [np.ones(np.size(ids), np.uint8) for ids in held[IDS]]
     trees = _trees(held, told)
     # Where all are skipped, the table has no row, and the columns that it would have with more room.
     like = trees or _trees(
@@ -75,6 +80,9 @@ def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[An
     for name, given in wanted.items():
         if given not in names:
             raise PackError(f"the batch has no column {given!r} to take {name} from; it has {', '.join(names)}")
+        plain = name.removeprefix(_CHOSEN).removeprefix(_REJECTED)
+        if columns is not None and (right := right_name(plain, given, names)) is not None:
+            raise PackError(f"columns: {name!r} from {given!r}: a sample has no such column; did you mean {right!r}?")
         if names.count(given) > 1:
             raise PackError(f"the batch has {names.count(given)} columns named {given!r}; rename one")
     return {name: _values(batch[given], given) for name, given in wanted.items()}

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..inputs.account import joined
 from ..readers import USUAL, ReadError, Rollouts, open_rollouts
 from ..readers.files import open_sources
+from ..readers.names import form_of
 from .manifest import Manifest
 from .options import Options
 from .pairs import PAIR, Pair
@@ -85,6 +87,12 @@ class Pairs:
             f"{REJECTED}{name}": column for name, column in rejected.columns.items()
         }
         """Canonical name -> name in the file."""
+        self.account = joined([(CHOSEN, chosen.account), (REJECTED, rejected.account)])
+        """Of every column of the file: what it is read or carried as, or that it is not read, and why."""
+        if form_of(chosen.columns) == "ids" and not {"completion_mask", "labels"} & chosen.columns.keys():
+            self.account.trains = "what comes after the common prefix of the two"
+        for side in self._sides:
+            side.all_meant = False  # a pair without a mask trains what comes after the common prefix
 
     @property
     def fraction(self) -> float:

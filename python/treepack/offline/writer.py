@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import treepack
 from treepack import PackError
 
+from ..inputs.account import ColumnAccount
 from ..readers.source import first_line
 from ..tree.layout import formats_of
 from . import manifest as manifests
@@ -86,7 +87,7 @@ def write(
     folder = Path(out)
     wanted = Manifest(
         options=asdict(options),
-        source={"name": source, "fingerprint": rows.fingerprint},
+        source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
         treepack=treepack.__version__,
     )
     held = _begin(folder, wanted, resume, overwrite)
@@ -96,6 +97,12 @@ def write(
     stream = (row for batch in batches for row in batch)
     _Writer(folder, held, options, progress).run(units(stream, options, held.rows))
     return held
+
+
+def _account(rows: Rows) -> dict[str, Any] | None:
+    """What became of the columns of the input, where it says so."""
+    account = getattr(rows, "account", None)
+    return account.to_json() if isinstance(account, ColumnAccount) else None
 
 
 def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Manifest:

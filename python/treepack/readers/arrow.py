@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,15 +38,7 @@ class Parquet:
         except self._errors as error:
             raise ReadError(f"{path}: not a Parquet file: {first_line(error)}") from None
 
-    def head(self, rows: int) -> list[dict[str, Any]]:
-        try:
-            with self._open() as file:
-                batch = next(file.iter_batches(rows), None)
-        except self._errors as error:
-            raise ReadError(f"{self.path}: it cannot be read: {first_line(error)}") from None
-        return [] if batch is None else _dicts(batch)
-
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         with self._open() as file:
             yield from self._chunks(file, names, samples, start)
 
@@ -96,10 +88,7 @@ class Dataset:
         self.names = list(data.column_names)
         self.size = len(data)
 
-    def head(self, rows: int) -> list[dict[str, Any]]:
-        return _dicts(self._data[:rows]) if self.size else []
-
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         data = self._data.select_columns(list(names))
         size = len(data)
         mean = max(1, data.data.nbytes // size // 4)  # bytes of a row, in tokens of four
@@ -122,16 +111,10 @@ def _rows(metadata: Any, names: Sequence[str], samples: int) -> int:
     return max(1, min(samples, int(CHUNK_TOKENS / longest)))
 
 
-def _dicts(table: Any) -> list[dict[str, Any]]:
-    """The rows of a table. Of columns that have one name the last is left, as in a JSON object."""
-    columns = _chunk(table, range(table.num_rows)).columns
-    return [{name: values[at] for name, values in columns.items()} for at in range(table.num_rows)]
-
-
 def _chunk(table: Any, numbers: Sequence[int]) -> Chunk:
     columns = {}
-    for at, name in enumerate(table.schema.names):
-        column = table.column(at)
+    for name in table.schema.names:
+        column = table.column(name)
         pieces = column.chunks if hasattr(column, "chunks") else [column]
         columns[name] = [value for piece in pieces for value in _values(piece)]
     return Chunk(numbers, columns)

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -67,12 +67,7 @@ class _JsonRows:
         else:
             self.names = list(self._row(first))
 
-    def head(self, rows: int) -> list[dict[str, Any]]:
-        """The first rows, whatever keys they have."""
-        with closing(self._pieces()) as pieces:
-            return [self._row(piece) for _, piece in zip(range(rows), pieces, strict=False)]
-
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         numbers: list[int] = []
         columns: dict[str, list[Any]] = {name: [] for name in names}
         held = count = 0
@@ -90,10 +85,10 @@ class _JsonRows:
                     f"{self.unit}, or leave it out with --column {self.unexpected[key]}="
                 )
             for name, values in columns.items():
-                if name not in row:
+                if name not in row and name not in optional:
                     has = ", ".join(row) or "no keys"
                     raise ReadError(f"{self.path}, {self.unit} {number}: no {name!r}; it has {has}")
-                values.append(row[name])
+                values.append(row.get(name))
             numbers.append(number)
             held += size
             if len(numbers) == samples or held >= CHUNK_BYTES:

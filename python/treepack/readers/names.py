@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ..inputs.aliases import USUAL
+from ..inputs.aliases import USUAL, right_name
 from .source import ReadError
 
-#: Columns that say where the tokens come from; a file is read by one of the forms.
-_FORMS = {
+#: Columns that say where the tokens come from; a file is read by one of these forms.
+FORMS = {
     "pair": ("prompt_ids", "completion_ids"),
     "ids": ("input_ids", "prompt_length", "response_length"),
+    "prompted": ("input_ids", "prompt_ids"),  # whole samples, and the prompt that they begin with
+    "answered": ("input_ids", "completion_ids"),  # ... and the completion that they end with
     "chat": ("messages", "tools", "prompt_messages"),
     "dialogue": ("prompt_messages", "completion_messages", "tools"),
 }
-#: The column without which a form is not there.
-_NEEDED = {"pair": _FORMS["pair"], "ids": ("input_ids",), "chat": ("messages",), "dialogue": _FORMS["dialogue"][:2]}
-_CHATS = ("chat", "dialogue")
+#: The columns without which a form is not there.
+_NEEDED = {"pair": FORMS["pair"], "ids": ("input_ids",), "chat": ("messages",), "dialogue": FORMS["dialogue"][:2]}
+#: Forms that need a tokenizer.
+CHATS = ("chat", "dialogue")
+#: Columns of token ids.
+IDS = ("input_ids", "prompt_ids", "completion_ids")
 #: Columns without which the ids of a sample, or what of it is trained, cannot be made.
-NEEDED = frozenset([*(name for used in _FORMS.values() for name in used), "labels", "attention_mask"])
+NEEDED = frozenset([*(name for used in FORMS.values() for name in used), "labels", "attention_mask"])
 #: Columns that have a value for each token.
 PER_TOKEN = frozenset(
     ["completion_mask", "labels", "attention_mask", "old_log_probs", "ref_log_probs", "sampling_mask_counts"]
@@ -29,10 +34,20 @@ PER_TOKEN = frozenset(
 _TELLING = ("completion_mask", "labels", "attention_mask", "identity")
 
 
+def form_of(found: Mapping[str, str]) -> str:
+    """The form by which these columns are read, of those that `resolve` returns."""
+    if "messages" in found or "completion_messages" in found:
+        return "chat" if "messages" in found else "dialogue"
+    has = ("input_ids" in found, "prompt_ids" in found, "completion_ids" in found)
+    return {(True, True, False): "prompted", (True, False, True): "answered", (True, False, False): "ids"}.get(
+        has, "pair"
+    )
+
+
 def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """Name in a file -> canonical name, of the columns that say what is trained or merged and that `resolve` did not
     find, where it looked. A later line or file that has one is not like the first."""
-    if "messages" in found or "completion_messages" in found:
+    if form_of(found) in CHATS:
         return {}
     wanted = [name for name in _TELLING if name not in found and name not in given]
     if "completion_mask" in found:
@@ -48,33 +63,44 @@ def has_chat(names: Sequence[str], chats: Collection[str]) -> bool:
 
 
 def resolve(
-    path: Path, names: Sequence[str], given: Mapping[str, str], tokenizer: str | None, chats: Collection[str] = ()
+    path: Path,
+    names: Sequence[str],
+    given: Mapping[str, str],
+    tokenizer: str | None,
+    numbers: Collection[str] = (),
+    chats: Collection[str] = (),
 ) -> dict[str, str]:
-    """Canonical name -> name in the file, of every column that is read.
+    """Canonical name -> name in the file, of every column that is read. `numbers`: columns with one number for each
+    row, which are no token ids whatever they are called; `chats`: columns of chat messages, which a prompt and a
+    completion have to be to be read as such.
 
     Where the file has more than one form of the tokens, that of `given` is read; else chat messages if there is a
-    tokenizer for them; else prompt and completion ids, since they say what is trained; else whole samples. `chats`:
-    the columns that hold chat messages; of a prompt and a completion that is to be seen, since either may be text.
+    tokenizer for them; else prompt and completion ids, since they say what is trained; else whole samples.
     """
     if {"subtree_end", "cu_segments"} <= set(names):
         raise ReadError(f"{path}: it holds packed trees; rollouts are needed (treepack.offline.load reads the trees)")
     for canonical, name in given.items():
         if name and name not in names:
             raise ReadError(f"{path}: no column {name!r} to take {canonical} from; it has {_listed(names)}")
+        if (right := right_name(canonical, name, names)) is not None:
+            raise ReadError(
+                f"{path}: --column {canonical}={name}: a sample has no column {canonical!r}; did you mean "
+                f"--column {right}={name}? (in Python columns=)"
+            )
     found = {}
     for canonical, usual in USUAL.items():
         among = chats if canonical in _NEEDED["dialogue"] else names
-        there = [name for name in usual if name in among]
+        there = [name for name in usual if name in among and not (canonical in IDS and name in numbers)]
         if there and canonical not in given:
             found[canonical] = there[0]
     found |= {canonical: name for canonical, name in given.items() if name}
     form = _form(path, names, found, given, tokenizer)
-    dropped = {name for used in _FORMS.values() for name in used}.difference(_FORMS[form])
+    dropped = {name for used in FORMS.values() for name in used}.difference(FORMS[form])
     if form == "pair":  # counts of a server, which its prompt and answer are checked against
         dropped.difference_update(name for name in ("prompt_length", "response_length") if name in given)
     if form == "chat" and "prompt_messages" not in given:
         dropped.add("prompt_messages")
-    if form in _CHATS:  # how the template cuts tokens is not known to what was stored for each token
+    if form in CHATS:  # how the template cuts tokens is not known to what was stored for each token
         dropped |= {name for name in PER_TOKEN if name not in given}
     if "completion_mask" in found:
         dropped.add("labels")
@@ -92,10 +118,10 @@ def _form(
     path: Path, names: Sequence[str], found: Mapping[str, str], given: Mapping[str, str], tokenizer: str | None
 ) -> str:
     has = {form: all(name in found for name in needed) for form, needed in _NEEDED.items()}
-    told = [form for form, used in _FORMS.items() if has[form] and any(given.get(name) for name in used)]
-    order = [*told, *(_CHATS if tokenizer else []), "pair", "ids", *_CHATS]
+    told = [form for form, used in FORMS.items() if has.get(form) and any(given.get(name) for name in used)]
+    order = [*told, *(CHATS if tokenizer else []), "pair", "ids", *CHATS]
     form = next((form for form in order if has[form]), None)
-    if form in _CHATS and not tokenizer:
+    if form in CHATS and not tokenizer:
         column = found[_NEEDED[form][-1]]
         raise ReadError(
             f"{path}: column {column!r} holds chat messages; to turn them into token ids, name the folder of a "

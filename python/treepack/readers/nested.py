@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import shapes
@@ -20,7 +20,7 @@ class Nested:
     """
 
     def __init__(self, source: Source, paths: Sequence[str]):
-        """paths: the columns that there are beside those of `source`."""
+        """paths: the columns that there are instead of those that they begin in."""
         self.source = source
         self.path = source.path
         inside = {parse(path).column for path in paths}
@@ -34,15 +34,16 @@ class Nested:
     def fraction(self) -> float:
         return self.source.fraction
 
-    def head(self, rows: int) -> list[dict[str, Any]]:
-        """The first rows, whole."""
-        return self.source.head(rows)
+    @fraction.setter
+    def fraction(self, fraction: float) -> None:
+        self.source.fraction = fraction
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         paths = {name: self.path_of(name) for name in names}
         columns = list(dict.fromkeys(path.column for path in paths.values()))
+        needed = {path.column for name, path in paths.items() if name not in optional}
         out, seen, without = _Filling(names), 0, []
-        for chunk in self.source.chunks(columns, samples, 0):
+        for chunk in self.source.chunks(columns, samples, 0, [name for name in columns if name not in needed]):
             for at, number in enumerate(chunk.numbers):
                 row = {name: values[at] for name, values in chunk.columns.items()}
                 found = False
@@ -98,13 +99,16 @@ class _Filling:
         return chunk
 
 
-def unfold(sources: list[Source], given: Mapping[str, str], chat: bool) -> tuple[list[Source], dict[str, str]]:
+def unfold(
+    sources: list[Source], given: Mapping[str, str], head: Chunk, chat: bool
+) -> tuple[list[Source], dict[str, str]]:
     """Files whose rows hold several samples as files with a row for each, and the columns that say so; files whose
-    columns are plain as they are. `given`: canonical name -> column or path; `chat`: chat messages will be read.
+    columns are plain as they are. `given`: canonical name -> column or path; `head`: the first rows of the first file;
+    `chat`: chat messages will be read.
 
     Raises ReadError for a path that begins in no column, and where it is not clear which ids are meant.
     """
-    first = sources[0]
+    first, rows = sources[0], rows_of(head)
     told = {name: column for name, column in given.items() if column and column not in first.names and is_path(column)}
     for name, column in told.items():
         path = parse(column, f"--column {name}={column}")
@@ -114,32 +118,35 @@ def unfold(sources: list[Source], given: Mapping[str, str], chat: bool) -> tuple
                 f"{', '.join(first.names)}"
             )
     found: dict[str, str] = {}
-    if told:
-        ids = next((told[name] for name in ("completion_ids", "input_ids") if name in told), None)
-        if ids is not None:
-            rows = first.head(_HEAD)
-            found = shapes.beside(shapes.leaves(rows), ids, rows)
-    elif not chat and not any(given.get(name) for name in _IDS):
-        found = shapes.find(first.head(_HEAD), first.path)
+    ids = next((told[name] for name in ("completion_ids", "input_ids") if name in told), None)
+    if ids is not None:
+        found = shapes.beside(shapes.leaves(rows), ids, rows)
+    elif not told and not chat and not any(given.get(name) for name in _IDS):
+        found = shapes.find(rows, first.path)
     columns = found | dict(given)
-    paths = [name for name in columns.values() if name and name not in first.names]
-    if not any(map(is_path, paths)):
+    paths = [name for name in columns.values() if name and name not in first.names and is_path(name)]
+    if not paths:
         return sources, dict(given)
-    return [Nested(source, paths) for source in sources], columns
+    ids = ids or columns.get("completion_ids") or columns.get("input_ids")
+    more = shapes.neighbours(rows, ids) if ids and is_path(ids) else []
+    return [Nested(source, [*paths, *more]) for source in sources], columns
 
 
-def chats_in(source: Source) -> list[str]:
+_IDS = ("input_ids", "prompt_ids", "completion_ids")
+
+
+def rows_of(head: Chunk) -> list[dict[str, Any]]:
+    """The rows of a chunk, without what they lack."""
+    rows = range(len(head.numbers))
+    return [{name: values[at] for name, values in head.columns.items() if values[at] is not None} for at in rows]
+
+
+def chats_in(head: Chunk) -> list[str]:
     """The columns that hold chat messages in the first rows."""
-    rows = source.head(_HEAD)
-    return [name for name in source.names if any(_is_chat(row.get(name)) for row in rows)]
+    return [name for name, values in head.columns.items() if any(map(_is_chat, values))]
 
 
 def _is_chat(value: Any) -> bool:
     value = decoded(value)
     first = decoded(value[0]) if isinstance(value, list) and value else None
     return isinstance(first, dict) and "role" in first
-
-
-#: Rows that are looked at to see what is in them.
-_HEAD = 16
-_IDS = ("input_ids", "prompt_ids", "completion_ids")

@@ -9,13 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..inputs.account import ColumnAccount
 from .chat import ChatEncoder
+from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
-from .names import NEEDED, has_chat, resolve, unexpected
+from .names import CHATS, NEEDED, form_of, has_chat, resolve, unexpected
 from .nested import Nested, chats_in, unfold
 from .samples import build
-from .source import ReadError, Source
+from .source import Chunk, ReadError, Source
 from .terms import Terms
 
 
@@ -30,12 +34,19 @@ class Rollouts:
         fingerprint: str,
         sources: list[Source],
         encode: ChatEncoder | None,
+        account: ColumnAccount,
+        watch: Watch,
+        all_meant: bool,
     ):
         self.path = path
         self.format = format
         """"jsonl", "parquet", "npz" or "datasets"."""
         self.columns = columns
         """Canonical name -> name in the file, of every column that is read."""
+        self.account = account
+        """Of every column of the file: what it is read or carried as, or that it is not read, and why."""
+        self.all_meant = all_meant
+        """Samples get a `completion_mask` of ones: a column per token was asked for, and so is no mask."""
         sizes = [source.size for source in sources]
         self.size: int | None = None if None in sizes else sum(size for size in sizes if size is not None)
         """Samples, or None where only reading tells (JSONL)."""
@@ -46,6 +57,7 @@ class Rollouts:
         self._sources = sources
         self._encode = encode
         self._terms = Terms(path)
+        self._watch = watch
         self._current = 0
 
     @property
@@ -79,14 +91,21 @@ class Rollouts:
             wanted = {name: column for name, column in self.columns.items() if name in names or name in NEEDED}
         done, whole = start, start == 0
         self._terms = Terms(self.path)
+        watch = self._watch.copy()
         for number, source in enumerate(self._sources):
             self._current = number
             if source.size is not None and start >= source.size:
                 start -= source.size
                 continue
-            for chunk in source.chunks(list(dict.fromkeys(wanted.values())), samples, start):
+            where = f"{source.path}, {source.unit}"
+            watched = [name for name in watch.columns if name in source.names]
+            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, watched):
                 start = 0
-                batch = build(chunk, wanted, f"{source.path}, {source.unit}", self._encode)
+                batch = build(chunk, wanted, where, self._encode)
+                watch.look(chunk, where, batch)
+                if self.all_meant:
+                    for sample in batch:
+                        sample["completion_mask"] = np.ones(len(sample["input_ids"]), np.uint8)
                 for place, sample in zip(chunk.numbers, batch, strict=True):
                     self._terms.add(sample, f"{source.unit} {place}")
                 done += len(batch)
@@ -107,7 +126,7 @@ class Rollouts:
 
     def __repr__(self) -> str:
         size = "samples" if self.size is None else f"{self.size} samples"
-        return f"Rollouts({self.path!r}, {self.format}, {size}, columns {self.columns})"
+        return f"Rollouts({self.path!r}, {self.format}, {size}; {self.account})"
 
 
 def open_rollouts(
@@ -131,14 +150,37 @@ def open_rollouts(
     """
     name = os.fspath(path)
     format, sources = open_sources(name)
-    given, chats = dict(columns or {}), chats_in(sources[0])
-    sources, given = unfold(sources, given, tokenizer is not None and has_chat(sources[0].names, chats))
-    found = resolve(sources[0].path, sources[0].names, given, tokenizer, chats)
+    told = dict(columns or {})
+    head = head_of(sources[0])
+    chats = chats_in(head)
+    sources, given = unfold(sources, told, head, tokenizer is not None and has_chat(sources[0].names, chats))
+    first = sources[0]
+    if isinstance(first, Nested):
+        head = head_of(first)
+    found = resolve(first.path, first.names, given, tokenizer, numbers_in(head), chats)
+    found = halves(first.path, first.names, found, given, head)
     _check_alike(sources, found, given)
-    is_chat = "messages" in found or "completion_messages" in found
-    encode = ChatEncoder(tokenizer) if tokenizer and is_chat else None
+    watch = _watched(sources, found, told, head)
+    encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
     fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
-    return Rollouts(name, format, found, fingerprint, sources, encode)
+    account = account_of(first.names, found, told, head)
+    if tokenizer and encode is None:
+        account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
+    return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head))
+
+
+def _watched(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str], head: Chunk) -> Watch:
+    """What has to be looked at in all rows. ReadError where the first rows of a file, or of the first of several with
+    the same columns, tell already."""
+    names = list(dict.fromkeys(name for source in sources for name in source.names))
+    watch = Watch(found, given, names)
+    seen: set[tuple[str, ...]] = set()
+    for source in sources:
+        key = tuple(sorted(source.names))
+        if key not in seen:
+            seen.add(key)
+            watch.look(head if source is sources[0] else head_of(source), f"{source.path}, {source.unit}")
+    return watch
 
 
 def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:

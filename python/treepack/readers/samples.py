@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..inputs import convert
+from ..inputs.aliases import USUAL
+from ..inputs.lookalikes import holds, pairing
 from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
 from .names import PER_TOKEN
 from .servers import plain_ids, plain_log_probs
@@ -45,9 +47,14 @@ class _Sample:
             self.ids, self.mask = encode(*self._chat(), where)
         elif "input_ids" in row:
             self.ids = self._ids("input_ids")
-            self._find_response()
+            halves = [half for half in ("prompt_ids", "completion_ids") if half in row]
+            for half in halves:
+                self._take_half(half)
+            if not halves:
+                self._find_response()
         else:
             prompt, completion = self._ids("prompt_ids"), self._ids("completion_ids")
+            self._check_apart(prompt, completion)
             self.ids, self.prompt = np.concatenate([prompt, completion]), len(prompt)
             self.mask = _trained_from(len(prompt), len(self.ids))
             self._check_counts()
@@ -123,6 +130,29 @@ class _Sample:
                     f"is {counted}, and {found} token ids are there; the server was asked for a part of them "
                     "(SGLang: logprob_start_len=0 gives all of a prompt)",
                 )
+
+    def _take_half(self, half: str) -> None:
+        """What is trained of a whole sample by a column that holds its prompt or its completion."""
+        part, size = self._ids(half), len(self.ids)
+        side: Literal["prompt", "completion"] = "prompt" if half == "prompt_ids" else "completion"
+        if not holds(self.ids, part, side):
+            place = "front" if side == "prompt" else "end"
+            raise self._error("input_ids", f"does not hold {self.names[half]} at the {place}, as the first rows do")
+        self.prompt = len(part) if side == "prompt" else size - len(part)
+        self.mask = _trained_from(self.prompt, size)
+
+    def _check_apart(self, prompt: Array, completion: Array) -> None:
+        """ReadError for a half that holds the other one, where the names of the two say whole samples."""
+        names = self.names["prompt_ids"], self.names["completion_ids"]
+        usual = USUAL["input_ids"]
+        if (names[1] in usual and pairing([(completion, prompt)], "prompt") == "whole" and len(prompt)) or (
+            names[0] in usual and pairing([(prompt, completion)], "completion") == "whole" and len(completion)
+        ):
+            whole, half = names[::-1] if names[1] in usual else names
+            raise ReadError(
+                f"{self.where}: {whole} holds {half}, and in the first rows it does not; in all rows of a file they "
+                "are halves, or in none"
+            )
 
     def columns(self) -> dict[str, Any]:
         """The sample as `treepack.pack` takes it, without padding."""

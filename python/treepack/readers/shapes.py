@@ -90,6 +90,23 @@ def beside(held: Mapping[str, Any], answer: str, rows: Sequence[Mapping[str, Any
     return found
 
 
+def neighbours(rows: Sequence[Mapping[str, Any]], answer: str) -> list[str]:
+    """The paths of whatever stands beside the ids at the path `answer` and on the way there, read or not; objects that
+    hold no ids are not looked into."""
+    held = leaves(rows)
+    if answer.endswith("[]"):
+        columns = [name for name in held if not is_path(name.removesuffix("[]"))]
+        return [at for name in columns if (at := _with_lists(name, answer, held, rows)).endswith("[]")]
+    steps = [answer[: at + 1] for at, letter in enumerate(answer) if letter == "."]
+    found: dict[str, None] = {}
+    for path in held:
+        step = max((step for step in steps if path.startswith(step)), default="")
+        if step:
+            rest = path[len(step) :].split(".")[0]
+            found[step + (rest if "." not in path[len(step) :] else rest.split("[]")[0])] = None
+    return list(found)
+
+
 def leaves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Path -> the first value there that is not empty, of everything in some rows but nulls. A list of lists of a
     column that has a value for each token is a list of samples: its path ends in []."""

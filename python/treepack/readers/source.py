@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,16 +54,10 @@ class Source(Protocol):
     names: list[str]
     #: Samples, or None where only reading tells.
     size: int | None
+    #: How much of the file has been read, 0 to 1.
+    fraction: float
 
-    @property
-    def fraction(self) -> float:
-        """How much of the file has been read, 0 to 1."""
-        ...
-
-    def head(self, rows: int) -> list[dict[str, Any]]:
-        """The first rows, of all columns, to see what is in them; fewer where there are fewer."""
-        ...
-
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
-        """Chunks of at most `samples` samples from number `start` on, of these columns."""
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
+        """Chunks of at most `samples` samples from number `start` on, of these columns. An `optional` one that a row
+        lacks is None there; one that cannot be read at all is left out."""
         ...
