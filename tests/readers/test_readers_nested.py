@@ -335,6 +335,34 @@ def test_a_request_beside_its_answers(tmp_path):
     close(read(write(tmp_path, "jsonl", [row])), [sample([1, 2], [3]), sample([1, 2], [4])])
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_mask_of_an_unknown_name_in_a_step(tmp_path, batch):
+    """As in a plain column: refused by its values, and each way out that the message names works."""
+    step = {"prompt_ids": [1, 2], "response_ids": [3, 4, 5], "env_mask": [1, 0, 1]}
+    row, name = {"turns": [step]}, "turns[].env_mask"
+    if batch:
+        row, name = {key: [value] for key, value in step.items()}, "env_mask[]"
+    path = write(tmp_path, "jsonl", [row])
+    with pytest.raises(
+        ReadError, match=r"line 1, .*\[0\]: column '.*env_mask.*' is not read, and its values are 0 and 1"
+    ):
+        read(path)
+    close(
+        read(path, columns={"completion_mask": name}),
+        [sample([1, 2], [3, 4, 5]) | {"completion_mask": [0, 0, 1, 0, 1]}],
+    )
+    close(read(path, columns={name: ""}), [sample([1, 2], [3, 4, 5])])
+    close(read(path, columns={name: name}), [sample([1, 2], [3, 4, 5], **{name: [0, 0, 1, 0, 1]})])
+
+
+def test_everything_in_a_row_is_accounted_for(tmp_path):
+    account = open_rollouts(write(tmp_path, "jsonl", TRAJECTORIES)).account
+    assert account.trains == "what trajectory[].tokens.completion_mask marks"
+    assert account.columns["old_log_probs"] == "trajectory[].tokens.completion_logprobs"
+    assert {"prompt", "trajectory[].response", "trajectory[].tokens.prompt_mask"} <= set(account.unread)
+    assert "trajectory" not in account.unread
+
+
 # --- what is said ---------------------------------------------------------------------------------------------------
 
 

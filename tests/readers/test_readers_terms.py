@@ -35,8 +35,8 @@ def test_a_role_of_another_name(tmp_path, tokenizer, role):
         read(path, tokenizer=tokenizer)
     assert str(error.value) == (
         f"{path}: none of its 3 samples has a loss term: messages of the role 'assistant' are trained, and the roles "
-        f"there are {', '.join(sorted([repr(role), repr('user')]))}: rename the one whose messages are to be trained to "
-        "'assistant'"
+        f"there are {', '.join(sorted([repr(role), repr('user')]))}: rename the one whose messages are to be trained "
+        "to 'assistant'"
     )
     path = write(tmp_path, [chat("assistant"), chat(role), chat("assistant"), chat(role)])
     with pytest.warns(ReadWarning, match=rf"2 of 4 samples have no loss term, the first is line 2: .* {role!r}"):

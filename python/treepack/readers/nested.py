@@ -19,9 +19,10 @@ class Nested:
     read again, since only reading tells how many samples a row has.
     """
 
-    def __init__(self, source: Source, paths: Sequence[str]):
-        """paths: the columns that there are instead of those that they begin in."""
+    def __init__(self, source: Source, paths: Sequence[str], ids: str):
+        """paths: the columns that there are instead of those that they begin in; `ids`: the one that messages name."""
         self.source = source
+        self._ids = ids
         self.path = source.path
         inside = {parse(path).column for path in paths}
         if missing := sorted(inside.difference(source.names)):
@@ -47,7 +48,7 @@ class Nested:
             for at, number in enumerate(chunk.numbers):
                 row = {name: values[at] for name, values in chunk.columns.items()}
                 found = False
-                for place, values in self._samples(row, paths, number):
+                for place, values in expand(row, paths, f"{self.path}, {self.unit} {number}", self._ids):
                     found = True
                     seen += 1
                     if seen <= start:
@@ -65,11 +66,6 @@ class Nested:
     def path_of(self, name: str) -> Path:
         """A column as a path; that of a plain name is itself, whatever is in it."""
         return Path(name, ((name, 0),)) if name in self.source.names else parse(name)
-
-    def _samples(
-        self, row: Mapping[str, Any], paths: Mapping[str, Path], number: object
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield from expand(row, paths, f"{self.path}, {self.unit} {number}")
 
     def _tell(self, without: list[Any], paths: Mapping[str, Path]) -> None:
         lists = ", ".join(dict.fromkeys(path.text.rsplit("[]", 1)[0] for path in paths.values() if path.lists))
@@ -121,7 +117,7 @@ def unfold(
     ids = next((told[name] for name in ("completion_ids", "input_ids") if name in told), None)
     if ids is not None:
         found = shapes.beside(shapes.leaves(rows), ids, rows)
-    elif not told and not chat and not any(given.get(name) for name in _IDS):
+    elif not chat and not any(given.get(name) for name in _IDS):
         found = shapes.find(rows, first.path)
     columns = found | dict(given)
     paths = [name for name in columns.values() if name and name not in first.names and is_path(name)]
@@ -129,7 +125,7 @@ def unfold(
         return sources, dict(given)
     ids = ids or columns.get("completion_ids") or columns.get("input_ids")
     more = shapes.neighbours(rows, ids) if ids and is_path(ids) else []
-    return [Nested(source, [*paths, *more]) for source in sources], columns
+    return [Nested(source, [*paths, *more], ids or paths[0]) for source in sources], columns
 
 
 _IDS = ("input_ids", "prompt_ids", "completion_ids")

@@ -30,16 +30,16 @@ def plain_log_probs(value: Any, ids: Iterable[int]) -> Any:
 
 
 def _is_triples(value: Any) -> bool:
-    """Whether a list holds [log-prob or null, id, ...] of each token."""
+    """Whether a list holds [log-prob or null, id, text or null] of each token."""
     return (
         isinstance(value, list)
         and bool(value)
         and all(
             isinstance(item, list | tuple)
-            and len(item) in (2, 3)
+            and len(item) == 3
             and (item[0] is None or isinstance(item[0], float | int))
             and type(item[1]) is int
-            and (len(item) == 2 or item[2] is None or isinstance(item[2], str))
+            and (item[2] is None or isinstance(item[2], str))
             for item in value
         )
     )
