@@ -399,7 +399,7 @@ def test_lists_of_other_lengths(tmp_path):
     row = {"prompt_token_ids": [[1], [2]], "response_ids": [[3], [4]], "rewards": [1.0, 2.0]}
     text = message(tmp_path, [row, row | {"response_ids": [[3]]}])
     assert text.startswith(
-        "FILE, line 2: response_ids[] has 1 items and prompt_token_ids[] 2; one of each for each sample"
+        "FILE, line 2: prompt_token_ids[] has 2 items and response_ids[] 1; one of each for each sample"
     )
 
 
