@@ -8,30 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ..inputs.account import joined
-from ..readers import USUAL, ReadError, Rollouts, open_rollouts
+from ..readers import ReadError, Rollouts, open_rollouts
+from ..readers.columns import head_of
 from ..readers.files import open_sources
 from ..readers.names import form_of
+from ..readers.rollouts import open_columns
+from ..readers.sides import SIDES, columns_of_sides, told_of
 from .manifest import Manifest
 from .options import Options
 from .pairs import PAIR, Pair
 from .writer import Progress, write
 
 CHOSEN, REJECTED = "chosen.", "rejected."
-#: Where the tokens of a side come from, most telling first.
-_SIDES = ("{0}_input_ids", "{0}_ids", "{0}_token_ids", "{0}_tokens", "{0}")
-#: Columns that the reader finds by itself and that say nothing of one side of a pair.
-_ALONE = (
-    "completion_mask",
-    "labels",
-    "attention_mask",
-    "old_log_probs",
-    "ref_log_probs",
-    "advantage",
-    "reward",
-    "identity",
-    "sampling_mask",
-    "sampling_mask_counts",
-)
 
 
 def pack_file(
@@ -112,8 +100,10 @@ def open_pairs(
     """Open preference pairs, a pair per row.
 
     Each side is `chosen_input_ids`, `chosen_ids`, `chosen_token_ids`, `chosen_tokens` or `chosen` (and the same for
-    `rejected`): token ids of the whole sample; or of the completion where the file has `prompt_ids` as well; or chat
-    messages where there is a tokenizer. `group_id` is found by its usual names, everything else is taken as named.
+    `rejected`): token ids of the whole sample; where the file has `prompt_ids` as well, of the completion, or of a
+    whole sample that begins with them, whichever the first rows show; or, with a tokenizer, chat messages, whole or
+    after those of `prompt`. Masks and labels of a side are found under its name (`chosen_labels`,
+    `rejected_loss_mask`), `group_id` by its usual names; everything else is taken as named.
 
     Arguments:
         path: as for `open_rollouts`.
@@ -128,49 +118,16 @@ def open_pairs(
         raise ReadError(
             f"--column {PAIR}={given[PAIR]}: {PAIR} is the number of the pair; give the column another name"
         )
-    names = _names(path)
-    shared = dict.fromkeys(_ALONE, "")
-    own = ("chosen", "rejected")
-    shared |= {n: column for n, column in given.items() if n not in own and not n.startswith((CHOSEN, REJECTED))}
-    chosen, rejected = (_open_side(path, side, names, given, shared, tokenizer) for side in ("chosen", "rejected"))
+    _, (first, *_) = open_sources(os.fspath(path))
+    sides = columns_of_sides(first.path, first.names, head_of(first), given, tokenizer)
+    read = {side: {column for column in columns.values() if column} for side, columns in sides.items()}
+    chosen, rejected = (
+        open_columns(os.fspath(path), sides[side], tokenizer, told_of(side, given), elsewhere=read[other], apart=True)
+        for side, other in (SIDES, SIDES[::-1])
+    )
     if set(chosen.columns) != set(rejected.columns):
         lone = sorted(set(chosen.columns) ^ set(rejected.columns))[0]
         raise ReadError(
             f"{path}: {lone} is a column of one side alone; name it for both: chosen.{lone}, rejected.{lone}"
         )
     return Pairs(chosen, rejected)
-
-
-def _open_side(
-    path: str | os.PathLike[str],
-    side: str,
-    names: list[str],
-    given: dict[str, str],
-    shared: dict[str, str],
-    tokenizer: str | None,
-) -> Rollouts:
-    tokens = given.get(side) or next((name for form in _SIDES if (name := form.format(side)) in names), None)
-    if tokens is None:
-        raise ReadError(
-            f"{path}: no column of {side} tokens; it has {', '.join(names)}. Looked for "
-            f"{', '.join(form.format(side) for form in _SIDES)}; name yours with --column {side}=NAME"
-        )
-    own = {name.split(".", 1)[1]: column for name, column in given.items() if name.startswith(f"{side}.")}
-    if tokenizer:
-        form = {"messages": tokens, "input_ids": "", "prompt_ids": "", "completion_ids": ""}
-        if "prompt" in names:  # the messages before, where a side only goes on from them
-            form |= {"prompt_messages": "prompt"}
-    elif _has_prompt(path, names, given):
-        form = {"completion_ids": tokens, "input_ids": "", "messages": ""}
-    else:
-        form = {"input_ids": tokens, "prompt_ids": "", "completion_ids": "", "messages": ""}
-    return open_rollouts(path, columns=shared | form | own, tokenizer=tokenizer)
-
-
-def _has_prompt(path: str | os.PathLike[str], names: list[str], given: dict[str, str]) -> bool:
-    return bool(given.get("prompt_ids", any(name in names for name in USUAL["prompt_ids"])))
-
-
-def _names(path: str | os.PathLike[str]) -> list[str]:
-    """The columns of a file, or of the first of several."""
-    return list(open_sources(os.fspath(path))[1][0].names)

@@ -96,6 +96,8 @@ def resolve(
     found |= {canonical: name for canonical, name in given.items() if name}
     form = _form(path, names, found, given, tokenizer)
     dropped = {name for used in FORMS.values() for name in used}.difference(FORMS[form])
+    if form == "ids":  # whole samples, and a half that tells what of them is trained
+        dropped.difference_update(half for half in ("prompt_ids", "completion_ids") if given.get(half))
     if form == "pair":  # counts of a server, which its prompt and answer are checked against
         dropped.difference_update(name for name in ("prompt_length", "response_length") if name in given)
     if form == "chat" and "prompt_messages" not in given:
