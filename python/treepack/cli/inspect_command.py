@@ -96,6 +96,8 @@ def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
 
         batches = rollouts.batches(min(limit or 1024, 1024), names=COLUMNS, progress=progress)
         yield from islice((sample for batch in batches for sample in batch), limit)
+        if limit is not None:
+            rollouts.check_terms(whole=False)
 
 
 def _check_page(html: str, rollouts: Rollouts) -> None:

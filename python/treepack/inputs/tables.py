@@ -6,7 +6,7 @@ None of these packages is imported but where the object is one of theirs. Lists 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def columns_of(table: Any) -> dict[str, list[Any]] | None:
         columns = [[_plain(value) for value in table.iloc[:, at].to_numpy()] for at in range(len(names))]
     elif module == "pyarrow" and hasattr(table, "column_names"):
         names = list(table.column_names)
-        columns = [arrow_values(table.column(at), keep_dtype=True) for at in range(len(names))]
+        columns = [arrow_values(table.column(at)) for at in range(len(names))]
     else:
         return None
     for name in names:
@@ -76,17 +76,21 @@ def _plain(value: Any) -> Any:
 # --- Arrow ----------------------------------------------------------------------------------------------------------
 
 
-def arrow_values(column: Any, *, keep_dtype: bool) -> list[Any]:
-    """One value per row of an Arrow array, plain or chunked: a NumPy view for a list of numbers, else what Arrow makes
-    of it in Python (nulls are None).
+def _numbers_or_python(array: Any) -> list[Any]:
+    """NumPy scalars of numbers, which keep their dtype; else what Arrow makes of it in Python (nulls are None)."""
+    if _number(array.type) and not array.null_count:
+        return list(array.to_numpy(zero_copy_only=False))
+    return list(array.to_pylist())
 
-    keep_dtype: numbers that are no lists become NumPy scalars; else Python's.
-    """
+
+def arrow_values(column: Any, *, other: Callable[[Any], list[Any]] = _numbers_or_python) -> list[Any]:
+    """One value per row of an Arrow array, plain or chunked: a NumPy view for a list of numbers, else what `other`
+    makes of a piece of it."""
     pieces = column.chunks if hasattr(column, "chunks") else [column]
-    return [value for piece in pieces for value in _piece(piece, keep_dtype)]
+    return [value for piece in pieces for value in _piece(piece, other)]
 
 
-def _piece(array: Any, keep_dtype: bool) -> Sequence[Any]:
+def _piece(array: Any, other: Callable[[Any], list[Any]]) -> list[Any]:
     import pyarrow.types as kinds
 
     kind = array.type
@@ -95,16 +99,14 @@ def _piece(array: Any, keep_dtype: bool) -> Sequence[Any]:
     elif kinds.is_fixed_size_list(kind) and array.null_count == 0:
         flat = array.flatten()
         offsets = np.arange(len(array) + 1) * kind.list_size
-    elif keep_dtype and _number(kind) and not array.null_count:
-        return list(array.to_numpy(zero_copy_only=False))
     else:
-        return list(array.to_pylist())
+        return other(array)
     tail = []
     while kinds.is_fixed_size_list(flat.type) and not flat.null_count:
         tail.append(flat.type.list_size)
         flat = flat.flatten()  # heeds the slice that a fixed-size list may be
     if flat.null_count or not _number(flat.type):
-        return list(array.to_pylist())  # text, lists of lists, nulls within
+        return other(array)  # text, lists of lists, nulls within
     values = flat.to_numpy(zero_copy_only=False)
     values = values.reshape(-1, *tail) if tail else values
     valid = [True] * len(array) if array.null_count == 0 else array.is_valid().to_pylist()

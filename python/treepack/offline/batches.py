@@ -97,7 +97,7 @@ def _values(column: Any, name: str) -> list[Any]:
                 f"column {name!r} of the batch is of type {type(column).__name__}; one value per row is needed"
             )
         return list(column)
-    return arrow_values(column, keep_dtype=True)
+    return arrow_values(column)
 
 
 def _samples(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

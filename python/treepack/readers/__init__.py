@@ -11,6 +11,6 @@ transformers: each is imported when such a file is opened.
 
 from ..inputs.aliases import USUAL
 from .rollouts import Rollouts, open_rollouts
-from .source import ReadError
+from .source import ReadError, ReadWarning
 
-__all__ = ["USUAL", "ReadError", "Rollouts", "open_rollouts"]
+__all__ = ["USUAL", "ReadError", "ReadWarning", "Rollouts", "open_rollouts"]

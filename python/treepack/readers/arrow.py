@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..inputs.tables import arrow_values
+from .plain import plain_values
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
 
 
@@ -125,5 +126,5 @@ def _rows(metadata: Any, names: Sequence[str], samples: int) -> int:
 
 
 def _chunk(table: Any, numbers: Sequence[int]) -> Chunk:
-    columns = {name: arrow_values(table.column(name), keep_dtype=False) for name in table.schema.names}
+    columns = {name: arrow_values(table.column(name), other=plain_values) for name in table.schema.names}
     return Chunk(numbers, columns)

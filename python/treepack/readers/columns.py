@@ -20,7 +20,7 @@ from ..inputs.account import ColumnAccount
 from ..inputs.aliases import USUAL
 from ..inputs.column_checks import SECOND_MASKS, disagreement
 from ..inputs.lookalikes import SHOWN, Look, Suspect, candidate, pairing
-from .names import FORMS, IDS, PER_TOKEN, form_of
+from .names import CHATS, FORMS, IDS, PER_TOKEN, form_of
 from .source import Chunk, ReadError, Source
 
 Array = npt.NDArray[Any]
@@ -62,12 +62,15 @@ def _trains(found: Mapping[str, str]) -> str:
         if mask in found:
             return f"what {found[mask]} marks" if mask == "completion_mask" else f"what {found[mask]} has, but -100"
     form = form_of(found)
-    if form == "chat":
-        return f"the assistant's turns of {found['messages']}"
+    if form in CHATS:
+        return f"the assistant's turns of {found['messages' if form == 'chat' else 'completion_messages']}"
     if form in ("pair", "answered"):
         return f"all of {found['completion_ids']}"
     if form == "prompted":
         return f"what follows {found['prompt_ids']} in {found['input_ids']}"
+    length = next((found[name] for name in ("response_length", "prompt_length") if name in found), None)
+    if length is not None:
+        return f"the response, by {length}"
     return "every token, as there is no mask of what is trained (completion_mask)"
 
 
@@ -78,7 +81,7 @@ def _why_not(name: str, found: Mapping[str, str], given: Mapping[str, str], valu
         if name in usual:
             if found.get(canonical):
                 return f"{canonical} is {found[canonical]}"
-            if form_of(found) == "chat" and canonical in PER_TOKEN:
+            if form_of(found) in CHATS and canonical in PER_TOKEN:
                 return "the template says what the tokens are"
             if canonical == "labels" and "completion_mask" in found:
                 return f"completion_mask is {found['completion_mask']}"
@@ -106,7 +109,7 @@ class Watch:
     def __init__(self, found: Mapping[str, str], given: Mapping[str, str], names: Collection[str]):
         self._found = dict(found)
         self._masked = any(mask in found for mask in _MASKS)
-        chat = form_of(found) == "chat"  # how a template cuts tokens is not known to what was stored for each token
+        chat = form_of(found) in CHATS  # how a template cuts tokens is not known to what was stored for each token
         unread = [name for name in names if name not in found.values() and name not in left_out(given)]
         self._suspects = {name: Suspect(name, self._masked) for name in unread if not chat}
         told = bool(given.get("completion_mask"))
@@ -188,6 +191,9 @@ def _row(columns: Mapping[str, Sequence[Any]], found: Mapping[str, str], at: int
         lengths.add(len(completion))
     elif prompt is not None:
         lengths.add(len(ids) - len(prompt))
+    for name, rest in (("response_length", 0), ("prompt_length", len(ids))):
+        if name in found and isinstance(counted := columns[found[name]][at], int):
+            lengths.add(abs(rest - counted))
     return ids, lengths
 
 

@@ -122,7 +122,7 @@ def _open(format: str, path: Path) -> Source:
         if path.is_file():
             path.open("rb").close()  # a library would say in its own words that it may not be read
         if format == "jsonl":
-            return jsonl.JsonLines(path)
+            return jsonl.open_json(path)
         if format == "npz":
             from .npz import Npz
 

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from ..inputs.account import ColumnAccount
+from .chat import ChatEncoder
 from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
-from .jsonl import JsonLines
-from .names import resolve, unexpected
-from .samples import Encode, build
+from .jsonl import JsonElements, JsonLines
+from .names import CHATS, NEEDED, form_of, has_chat, resolve, unexpected
+from .nested import Nested, chats_in, unfold
+from .samples import build
 from .source import Chunk, ReadError, Source
+from .terms import Terms
 
 
 class Rollouts:
@@ -30,7 +33,7 @@ class Rollouts:
         columns: dict[str, str],
         fingerprint: str,
         sources: list[Source],
-        encode: Encode | None,
+        encode: ChatEncoder | None,
         account: ColumnAccount,
         watch: Watch,
         all_meant: bool,
@@ -53,6 +56,7 @@ class Rollouts:
         """What is read; a data set on disk is one folder."""
         self._sources = sources
         self._encode = encode
+        self._terms = Terms(path)
         self._watch = watch
         self._current = 0
 
@@ -84,9 +88,9 @@ class Rollouts:
         """
         wanted = self.columns
         if names is not None:
-            ids = ("input_ids", "prompt_ids", "completion_ids", "messages", "tools", "labels", "attention_mask")
-            wanted = {name: column for name, column in self.columns.items() if name in names or name in ids}
-        done = start
+            wanted = {name: column for name, column in self.columns.items() if name in names or name in NEEDED}
+        done, whole = start, start == 0
+        self._terms = Terms(self.path)
         watch = self._watch.copy()
         for number, source in enumerate(self._sources):
             self._current = number
@@ -102,6 +106,8 @@ class Rollouts:
                 if self.all_meant:
                     for sample in batch:
                         sample["completion_mask"] = np.ones(len(sample["input_ids"]), np.uint8)
+                for place, sample in zip(chunk.numbers, batch, strict=True):
+                    self._terms.add(sample, f"{source.unit} {place}")
                 done += len(batch)
                 if progress is not None:
                     progress(done)
@@ -109,6 +115,14 @@ class Rollouts:
             if start and source.size is not None:  # all of it was skipped; a JSONL file knows its size by now
                 start -= source.size
         self._current = len(self._sources)
+        if whole or self._encode:
+            self.check_terms(whole)
+
+    def check_terms(self, whole: bool = True) -> None:
+        """Look at what the running `batches()` has read, which does so itself at its end: ReadError where it holds no
+        loss term, a ReadWarning where some conversations hold none. `whole`: it is all that is wanted."""
+        roles = self._encode.untrained if self._encode else ()
+        self._terms.check(whole, self.columns.get("completion_mask", "the mask"), roles)
 
     def __repr__(self) -> str:
         size = "samples" if self.size is None else f"{self.size} samples"
@@ -136,20 +150,20 @@ def open_rollouts(
     """
     name = os.fspath(path)
     format, sources = open_sources(name)
-    given = dict(columns or {})
+    told = dict(columns or {})
+    head = head_of(sources[0])
+    chats = chats_in(head)
+    sources, given = unfold(sources, told, head, tokenizer is not None and has_chat(sources[0].names, chats))
     first = sources[0]
-    head = head_of(first)
-    found = resolve(first.path, first.names, given, tokenizer, numbers_in(head))
+    if isinstance(first, Nested):
+        head = head_of(first)
+    found = resolve(first.path, first.names, given, tokenizer, numbers_in(head), chats)
     found = halves(first.path, first.names, found, given, head)
     _check_alike(sources, found, given)
-    watch = _watched(sources, found, given, head)
-    encode: Encode | None = None
-    if "messages" in found and tokenizer:
-        from .chat import ChatEncoder
-
-        encode = ChatEncoder(tokenizer)
+    watch = _watched(sources, found, told, head)
+    encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
     fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
-    account = account_of(first.names, found, given, head)
+    account = account_of(first.names, found, told, head)
     if tokenizer and encode is None:
         account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
     return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head))
@@ -171,7 +185,7 @@ def _watched(sources: list[Source], found: Mapping[str, str], given: Mapping[str
 
 def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:
     """ReadError for a file that lacks a column of the first one, or has one that says what is trained or merged where
-    the first one has none; lines of JSONL are checked for that when they are read."""
+    the first one has none; rows of JSON are checked for that when they are read."""
     more = unexpected(found, given)
     for source in sources:
         for name in found.values():
@@ -183,8 +197,9 @@ def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping
                     f"{source.path}: it has the column {name!r}, which {sources[0].path} has not; give it in every "
                     f"file, or leave it out with --column {more[name]}="
                 )
-        if isinstance(source, JsonLines):
-            source.unexpected = more
+        rows = source.source if isinstance(source, Nested) else source
+        if isinstance(rows, JsonLines | JsonElements):
+            rows.unexpected = more
 
 
 def _fingerprint(format: str, files: list[Path], columns: dict[str, str], tokenizer: str | None) -> str:

@@ -16,6 +16,10 @@ class ReadError(ValueError):
     """A file that cannot be read as rollouts; says which file, line or row and column, what it has, what is allowed."""
 
 
+class ReadWarning(UserWarning):
+    """Something about a file that is read, and is likely not what was meant."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error of a library says, on one line."""
     if isinstance(error, OSError) and error.strerror:
@@ -34,9 +38,9 @@ def kind(value: object) -> str:
 @dataclass(frozen=True)
 class Chunk:
     """Samples next to each other in one file: `columns[name][i]` is the value of sample i (a NumPy view, list, scalar,
-    text, None), `numbers[i]` its line or row in the file."""
+    text, None), `numbers[i]` its line or row in the file, "3, steps[1]" where a row holds several samples."""
 
-    numbers: Sequence[int]
+    numbers: Sequence[int | str]
     columns: dict[str, list[Any]]
 
 
