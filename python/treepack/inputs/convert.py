@@ -217,7 +217,9 @@ def _scalar(value: Any, where: str) -> Any:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A NumPy scalar, 0-d array or tensor as the number that it holds; anything else as it is."""
+    """A NumPy scalar, 0-d array or tensor as the number or text that it holds; anything else as it is."""
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "USO":
+        return value.item()
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return to_numpy(value, where)[()].item()
     return value

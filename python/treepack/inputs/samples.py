@@ -26,14 +26,18 @@ from .convert import (
     to_numpy,
     to_scalars,
 )
+from .tables import rows_of
 
 Convert = Callable[[Any, str], Array]
 
 
 def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
-    """Columns of a list of dicts, a padded batch or a flat batch; `Inputs` are ready."""
+    """Columns of a list of dicts, a table, a padded batch or a flat batch; `Inputs` are ready."""
     if isinstance(samples, Inputs):
         return samples
+    table = rows_of(samples)
+    if table is not None:
+        samples = table
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))

@@ -16,12 +16,13 @@ from treepack import PackedTree, PackError, pack
 
 from ..inputs.aliases import right_name
 from ..inputs.columns import IDS, MASK
+from ..inputs.tables import arrow_values
 from ..tree.layout import formats_of
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
-from .rows import Lists, table_of
-from .schema import arrow_schema, list_format
+from .rows import table_of
+from .schema import arrow_schema
 from .units import as_floats
 
 _CHOSEN, _REJECTED = "chosen.", "rejected."
@@ -96,16 +97,7 @@ def _values(column: Any, name: str) -> list[Any]:
                 f"column {name!r} of the batch is of type {type(column).__name__}; one value per row is needed"
             )
         return list(column)
-    out: list[Any] = []
-    for chunk in column.chunks:
-        row = list_format(chunk.type)
-        if row is not None and not chunk.null_count:
-            out += Lists(chunk, row)
-        elif (pa.types.is_floating(chunk.type) or pa.types.is_integer(chunk.type)) and not chunk.null_count:
-            out += list(chunk.to_numpy(zero_copy_only=False))
-        else:
-            out += chunk.to_pylist()
-    return out
+    return arrow_values(column)
 
 
 def _samples(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

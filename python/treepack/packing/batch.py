@@ -48,6 +48,7 @@ def pack(
               An `attention_mask` (L,) marks padding, which is cut out. A column that looks like a mask (0 and 1 for
               each token, booleans, labels) is refused where there is no `completion_mask`, since every token would be
               trained; one of ones says that this is meant.
+            - a pandas DataFrame, a pyarrow Table or a slice of a `datasets` Dataset, with a row for each sample.
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
               sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
             - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).

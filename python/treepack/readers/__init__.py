@@ -5,8 +5,8 @@
     for samples in open_rollouts("rollouts.parquet").batches():
         packed = treepack.pack(samples, max_tokens=16384)
 
-JSONL and NPZ need NumPy alone, Parquet (and .zst) needs pyarrow, folders of Hugging Face `datasets` need datasets, chat
-messages need transformers: each is imported when such a file is opened.
+JSONL and NPZ need NumPy alone, Parquet, .zst and folders of Hugging Face `datasets` need pyarrow, chat messages need
+transformers: each is imported when such a file is opened.
 """
 
 from ..inputs.aliases import USUAL

@@ -138,7 +138,7 @@ def open_rollouts(
 
     Arguments:
         path: a JSONL file (.jsonl, .ndjson, .json, and with .gz or .zst), a Parquet or NPZ file, a folder of
-            `datasets.Dataset.save_to_disk`, a folder of such files, or a glob of files of one format.
+            `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of files of one format.
         columns: canonical name -> name in the file, where `readers.USUAL` does not find it; an empty name leaves a
             column out. Any other canonical name adds a further column.
         tokenizer: a tokenizer folder, for chat messages; see `readers.chat.ChatEncoder` for what is trained.
