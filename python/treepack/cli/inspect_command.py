@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import PackError, __version__
-from ..offline.options import WINDOW
+from ..offline.options import WINDOW, Options
+from ..offline.pair_files import Pairs, open_pairs
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
+from .pair_survey import PairSurvey
 from .survey import COLUMNS, Placement, Survey
 from .terminal import stdout
 
@@ -28,11 +30,14 @@ def inspect(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a tree.")] = 16384,
     max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
     placement: Annotated[Placement, typer.Option(help="The one that the summary and the page are about.")] = "shared",
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
+    ] = False,
     column: Annotated[
         list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples at most.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples, or pairs, at most.")] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Raw tokens that are placed together; bounds the memory.")
     ] = WINDOW,
@@ -42,13 +47,20 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what packing would save: tokens, attention work, and what each placement keeps of it."""
-    rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+    rollouts: Rollouts | Pairs
+    survey: Survey
+    if pairs:
+        Options(max_tokens=max_tokens, max_terms=max_terms, placement=placement, pairs=True)  # says what does not go
+        rollouts = open_pairs(file, columns=columns_of(column), tokenizer=tokenizer)
+        survey = PairSurvey(max_tokens, window, placement if html else None)
+    else:
+        rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+        survey = Survey(max_tokens, max_terms, window, placement if html else None)
     if html is not None:
         _check_page(html, rollouts)
-    survey = Survey(max_tokens, max_terms, window, placement if html else None)
     try:
-        for sample in _read(rollouts, limit):
-            survey.add(sample)
+        for row in _read(rollouts, limit):
+            survey.add(row)
         numbers = survey.finish()
     except (PackError, TypeError) as error:  # what `pack` raises for samples
         raise ReadError(f"{file}: {error}") from None
@@ -82,10 +94,10 @@ def columns_of(options: list[str] | None) -> dict[str, str]:
     return columns
 
 
-def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
-    """The samples, with a bar on stderr where that is a terminal."""
+def _read(rollouts: Rollouts | Pairs, limit: int | None) -> Iterator[Any]:
+    """The samples or pairs, with a bar on stderr where that is a terminal."""
     console = Console(stderr=True)
-    shown = "{task.completed:.0%} of the file, {task.fields[samples]:,} samples"
+    shown = "{task.completed:.0%} of the file, {task.fields[samples]:,} rows"
     columns = (BarColumn(), TextColumn(shown), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, samples=0)
@@ -100,7 +112,7 @@ def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
             rollouts.check_terms(whole=False)
 
 
-def _check_page(html: str, rollouts: Rollouts) -> None:
+def _check_page(html: str, rollouts: Rollouts | Pairs) -> None:
     """ReadError for a page that cannot be written there, before the file is read for minutes."""
     page = Path(html)
     if not html or page.is_dir():
@@ -119,7 +131,7 @@ def _none_fits(numbers: dict[str, Any]) -> str:
     )
 
 
-def _draw(survey: Survey, numbers: dict[str, Any], rollouts: Rollouts, html: str) -> None:
+def _draw(survey: Survey, numbers: dict[str, Any], rollouts: Rollouts | Pairs, html: str) -> None:
     from ..reports import report
 
     part = "" if survey.drawn_samples == numbers["samples"] else f", the first {survey.drawn_samples:,} samples"

@@ -20,8 +20,8 @@ from .inspect_command import columns_of
 from .terminal import counted, printable
 
 if TYPE_CHECKING:
-    from ..offline.files import Pairs
     from ..offline.manifest import Manifest
+    from ..offline.pair_files import Pairs
     from ..offline.writer import Progress
     from ..readers import Rollouts
 
