@@ -128,8 +128,8 @@ def read(folder: Path) -> Manifest | None:
         ) from None
     if outside:
         raise PackError(
-            f"{path} names the shard {outside[0]!r}; allowed are files of this folder, by their names alone: pack again, "
-            "or name another folder"
+            f"{path} names the shard {outside[0]!r}; allowed are files of this folder, by their names alone: pack "
+            "again, or name another folder"
         )
     return found
 
