@@ -86,6 +86,7 @@ def pack(
     try:
         rows = open_input(file, pairs, columns_of(column), tokenizer)
         told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
+        before = read(Path(out)) if resume else None
         with _Bar(rows) as bar:
             name = Path(file).name
             manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
@@ -99,6 +100,9 @@ def pack(
         raise _told(error, file) from None
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
     numbers["account"] = rows.account.to_json()
+    numbers["already_finished"] = before is not None and before.finished
+    if numbers["already_finished"]:
+        told.insert(0, f"nothing was packed: {printable(out)} holds this packing, finished by an earlier run")
     print(json.dumps(numbers) if as_json else "\n".join([_line(numbers, pairs), *told]))
 
 
