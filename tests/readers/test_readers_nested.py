@@ -2,6 +2,8 @@
 the answer alone is trained. The rows are ours; the names of their fields are those of the tools that write them."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -449,3 +451,36 @@ def test_rows_without_steps(tmp_path):
     with pytest.warns(ReadWarning, match=r"2 rows hold no samples, the first is line 2: trajectory is empty"):
         got = read(write(tmp_path, "jsonl", rows))
     close(got, EXPECTED)
+
+
+def test_the_table_of_the_page(tmp_path):
+    """Every shape that docs/cli.md names is found in a row that has those paths and nothing else."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table = re.search(r"\| rows of \| ids of the prompt .*?\n\n", page, re.DOTALL)[0].splitlines()[2:]
+    checked = 0
+    for line in filter(None, table):
+        prompts, answers = (re.findall(r"`([^`]+)`", cell) for cell in line.strip("| ").split("|")[-2:])
+        for number, answer in enumerate(answers):
+            row, expected = {}, {}
+            if prompts:
+                put(row, prompts[number], [1, 2])
+                expected["prompt_ids"] = prompts[number]
+            put(row, answer, [3])
+            expected["completion_ids" if prompts else "input_ids"] = answer
+            opened = open_rollouts(write(tmp_path, "jsonl", [row]))
+            assert {name: at for name, at in opened.columns.items() if name.endswith("_ids")} == expected
+            ((one, *_),) = opened.batches()
+            assert one["input_ids"].tolist() == ([1, 2, 3] if prompts else [3])
+            checked += 1
+    assert checked == 9
+
+
+def put(row, path, ids):
+    """Make a row have ids at a path."""
+    *steps, last = path.split(".")
+    for step in steps:
+        name = step.removesuffix("[]")
+        row = row.setdefault(name, [{}] if step.endswith("[]") else {})
+        row = row[0] if isinstance(row, list) else row
+    value = [[-0.5, token, "x"] for token in ids] if last.endswith("token_logprobs") else ids
+    row[last.removesuffix("[]")] = [value] if last.endswith("[]") else value
