@@ -289,6 +289,68 @@ def test_columns_of_lists_of_skyrl(tmp_path, format):
     assert got[0]["reward"].tolist() == [0, 0, 3, 4]
 
 
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_traces_of_verifiers(tmp_path, format):
+    """Messages that form a tree, each with the tokens that it adds: a sample for each leaf; what branches share is
+    trained once. Log-probs are those of sampled tokens alone."""
+
+    def node(parent, ids, mask=(), log_probs=(), **more):
+        said = {"role": "user", "content": "x"}
+        held = {"parent": parent, "message": said, "sampled": bool(mask), "token_ids": ids}
+        return held | {"mask": [bool(on) for on in mask] or [False] * len(ids), "logprobs": list(log_probs), **more}
+
+    nodes = [
+        node(None, [1, 2]),
+        node(0, [7, 3, 4], [0, 1, 1], [-0.5, -0.25]),
+        node(1, [5]),
+        node(2, [7, 6], [0, 1], [-1.0]),
+        node(1, [8, 9]),
+        node(4, [7, 7], [0, 1], [-2.0]),
+    ]
+    rows = [
+        {
+            "id": "e",
+            "traces": [
+                {"id": "t", "nodes": nodes, "stop_condition": "x"},
+                {"id": "u", "nodes": nodes[:2], "stop_condition": "x"},
+            ],
+        }
+    ]
+    expected = [
+        {
+            "input_ids": [1, 2, 7, 3, 4, 5, 7, 6],
+            "completion_mask": [0, 0, 0, 1, 1, 0, 0, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25, 0, 0, -1.0],
+        },
+        {
+            "input_ids": [1, 2, 7, 3, 4, 8, 9, 7, 7],
+            "completion_mask": [0, 0, 0, 0, 0, 0, 0, 0, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25, 0, 0, 0, -2.0],
+        },
+        {
+            "input_ids": [1, 2, 7, 3, 4],
+            "completion_mask": [0, 0, 0, 1, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25],
+        },
+    ]
+    path = write(tmp_path, format, rows)
+    close(read(path), expected)
+    assert open_rollouts(path).columns["input_ids"] == "traces[].nodes[].token_ids"
+    (tree,) = treepack.pack(read(path), max_tokens=64)
+    assert tree.num_tokens == 2 + 3 + 3 + 4
+    for change, says in (
+        ({"parent": 5}, "traces[0].nodes[3]: parent is 5; null, or the number of an earlier one, 0 to 2, is needed"),
+        (
+            {"logprobs": [1.0, 2.0, 3.0]},
+            "traces[0].nodes[3]: logprobs has 3 values; needed is one for each of its 2 tokens",
+        ),
+        ({"mask": [True]}, "traces[0].nodes[3]: mask has 1 values; needed is one for each of its 2 tokens"),
+    ):
+        broken = [*nodes[:3], nodes[3] | change, *nodes[4:]]
+        text = message(tmp_path, [rows[0], rows[0] | {"traces": [{"id": "t", "nodes": broken, "stop_condition": "x"}]}])
+        assert text.startswith(f"FILE, line 2, {says}")
+
+
 def test_whole_samples_in_lists(tmp_path):
     """A group of rollouts in a row, and a batch as a dict of lists."""
     group = {
@@ -472,7 +534,7 @@ def test_the_table_of_the_page(tmp_path):
             ((one, *_),) = opened.batches()
             assert one["input_ids"].tolist() == ([1, 2, 3] if prompts else [3])
             checked += 1
-    assert checked == 9
+    assert checked == 10
 
 
 def put(row, path, ids):

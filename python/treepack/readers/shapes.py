@@ -8,12 +8,14 @@ to them (masks, log-probs, rewards) is looked for on the way from the row to the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..inputs.aliases import USUAL
 from ..inputs.lookalikes import holds
+from .branches import as_branches
 from .messages import decoded
 from .paths import is_path
 from .servers import plain_ids
@@ -129,6 +131,8 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
             return
         first = next((item for item in value if item is not None), None) if isinstance(value, list) else None
         if isinstance(first, dict) and "role" not in first:
+            with suppress(ReadError):  # said with file and row when the row is read
+                value = as_branches(value)
             for item in value[:_ITEMS]:
                 yield from _walk(item, f"{path}[]", depth + 1)
             return
