@@ -19,6 +19,8 @@ from .source import Chunk, ReadError, kind
 Array = npt.NDArray[Any]
 Encode = Callable[[Turns, list[Any] | None, str], tuple[Array, Array]]
 
+#: Columns with one number for each token; others may have a row for each.
+_ONE_AXIS = ("completion_mask", "labels", "attention_mask", "sampling_mask_counts")
 LARGEST_ID = 2**31 - 1
 _IDS = f"token ids, integers from 0 to {LARGEST_ID},"
 _SHOWN = 30
@@ -224,6 +226,8 @@ class _Sample:
         """A value for each token; one for each token of the response is filled up in front, with what says that the
         prompt is not trained."""
         array = self._convert(name, convert)
+        if array.ndim > 1 and name in _ONE_AXIS:
+            raise self._error(name, f"has shape {array.shape}; one number for each token is needed")
         if array.ndim and len(array) == len(self.ids):
             return array
         if self.prompt and array.ndim and len(array) == len(self.ids) - self.prompt:
@@ -244,7 +248,7 @@ class _Sample:
         if ids:
             value = plain_ids(value)
         elif name.endswith("_log_probs"):
-            value = plain_log_probs(value, self.ids[self.prompt :].tolist())
+            value = plain_log_probs(value, self.ids[self.prompt :])
         hint = "token ids" if ids else "numbers"
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, str):
