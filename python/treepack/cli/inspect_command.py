@@ -17,6 +17,8 @@ from .. import PackError, __version__
 from ..offline.options import WINDOW
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
+from .quality import COLUMNS as LOOKED_AT
+from .quality import Quality, positions_of
 from .survey import COLUMNS, Placement, Survey
 from .terminal import stdout
 
@@ -32,6 +34,12 @@ def inspect(
         list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
+    max_positions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Positions of the model: longer samples are counted. Else from the tokenizer's folder."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples at most.")] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Raw tokens that are placed together; bounds the memory.")
@@ -46,10 +54,12 @@ def inspect(
     if html is not None:
         _check_page(html, rollouts)
     survey = Survey(max_tokens, max_terms, window, placement if html else None)
+    quality = Quality(max_positions if max_positions is not None else positions_of(tokenizer))
     try:
         for sample in _read(rollouts, limit):
-            survey.add(sample)
-        numbers = survey.finish()
+            quality.add(sample)
+            survey.add({name: value for name, value in sample.items() if name == "input_ids" or name in COLUMNS})
+        numbers = survey.finish() | {"quality": quality.finish()}
     except (PackError, TypeError) as error:  # what `pack` raises for samples
         raise ReadError(f"{file}: {error}") from None
     if not numbers["samples"]:
@@ -94,7 +104,7 @@ def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
             share = max(rollouts.fraction, samples / limit if limit else 0.0)
             bar.update(task, completed=min(share, 1.0), samples=samples)
 
-        batches = rollouts.batches(min(limit or 1024, 1024), names=COLUMNS, progress=progress)
+        batches = rollouts.batches(min(limit or 1024, 1024), names=(*COLUMNS, *LOOKED_AT), progress=progress)
         yield from islice((sample for batch in batches for sample in batch), limit)
         if limit is not None:
             rollouts.check_terms(whole=False)

@@ -50,6 +50,9 @@ def pack(
     order: Annotated[Literal["largest_first", "first_seen"], typer.Option(help="Of siblings.")] = "largest_first",
     overlong: Annotated[Literal["raise", "skip"], typer.Option(help="What of samples that fit no tree.")] = "raise",
     pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
+    non_finite_log_probs: Annotated[
+        Literal["raise", "keep"], typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
+    ] = "raise",
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
@@ -82,6 +85,7 @@ def pack(
         overlong=overlong,
         pad_to_multiple_of=pad_to_multiple_of,
         pairs=pairs,
+        non_finite_log_probs=non_finite_log_probs,
     )
     try:
         rows = open_input(file, pairs, columns_of(column), tokenizer)
@@ -153,6 +157,7 @@ def _told(error: Exception, file: str) -> Exception:
     if "is the most a tree may hold" in text:
         text += ": raise it, or leave such samples out with --overlong skip"
     text = text.replace("overlong='skip'", "--overlong skip").replace("raise max_tokens", "raise --max-tokens")
+    text = text.replace("non_finite_log_probs='keep'", "--non-finite-log-probs keep")
     return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
 
 

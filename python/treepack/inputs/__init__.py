@@ -6,6 +6,8 @@ columns        the columns of a call as they cross the border
 lookalikes     what the values of a column look like, whatever its name
 column_checks  columns of a call that are more than that
 account        which column of an input is read, carried or not read, and why
+finite         log-probs that are no numbers where a loss reads them
+tables         DataFrames, Arrow tables and columns of lists -> rows
 batches        padded and flat batches
 samples        whatever `treepack.pack` takes
 """

@@ -16,6 +16,7 @@ from treepack import PackedTree, PackError, pack
 
 from ..inputs.aliases import right_name
 from ..inputs.columns import IDS, MASK
+from ..inputs.finite import check_log_probs
 from ..inputs.tables import arrow_values
 from ..tree.layout import formats_of
 from .arrow import pa
@@ -23,7 +24,7 @@ from .options import Options
 from .pairs import Pair, pack_pairs
 from .rows import table_of
 from .schema import arrow_schema
-from .units import as_floats
+from .units import as_floats, check_pair
 
 _CHOSEN, _REJECTED = "chosen.", "rejected."
 
@@ -65,9 +66,15 @@ def pack_batch(
 
 
 def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
-    if not options.pairs:
-        return list(pack(_samples(columns), **options.pack_keywords()))
-    return [tree for one in pack_pairs(_pairs(columns), options)[0] for tree in one]
+    if options.pairs:
+        pairs = _pairs(columns)
+        for number, pair in enumerate(pairs if options.non_finite_log_probs == "raise" else ()):
+            check_pair(pair, number)
+        return [tree for one in pack_pairs(pairs, options)[0] for tree in one]
+    samples = _samples(columns)
+    for number, sample in enumerate(samples if options.non_finite_log_probs == "raise" else ()):
+        check_log_probs(sample, f"sample {number}")
+    return list(pack(samples, **options.pack_keywords()))
 
 
 def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[Any]]:

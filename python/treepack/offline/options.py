@@ -26,6 +26,7 @@ class Options:
     window: raw tokens that are packed together; samples in different windows share nothing. Bounds the memory.
     shard_tokens: packed tokens of a shard, give or take a window.
     pairs: the input holds preference pairs; the two samples of a pair stay in one tree.
+    non_finite_log_probs: NaN or infinite `old_log_probs` and `ref_log_probs` at trained tokens raise, or are kept.
     """
 
     max_tokens: int
@@ -40,6 +41,7 @@ class Options:
     window: int = WINDOW
     shard_tokens: int = SHARD_TOKENS
     pairs: bool = False
+    non_finite_log_probs: Literal["raise", "keep"] = "raise"
 
     def __post_init__(self) -> None:
         """PackError or TypeError for what is not allowed. Integers of other types become int: the manifest is JSON."""
@@ -49,6 +51,7 @@ class Options:
                 object.__setattr__(self, name, options._count(name, value))
         if self.placement not in ("shared", "first_fit", "stream"):
             raise PackError(f"placement is {self.placement!r}; allowed is 'shared', 'first_fit' or 'stream'")
+        options._choice("non_finite_log_probs", self.non_finite_log_probs, ("raise", "keep"))
         stream = {"placement": "shared"} if self.placement == "stream" else {}
         options.keywords(**(self.pack_keywords() | stream), ranks=1)
         if self.pairs and self.placement == "stream":
@@ -59,9 +62,13 @@ class Options:
                     f"{name} is {getattr(self, name)}; with pairs max_tokens is the one budget: leave it out"
                 )
 
+    def of_trees(self) -> dict[str, Any]:
+        """What the trees depend on, for the manifest; a run that continues is told the same."""
+        return {name: value for name, value in asdict(self).items() if name != "non_finite_log_probs"}
+
     def pack_keywords(self) -> dict[str, Any]:
         """The keywords of `treepack.pack`."""
-        own = ("window", "shard_tokens", "pairs")
+        own = ("window", "shard_tokens", "pairs", "non_finite_log_probs")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
 
+from ..inputs.finite import check_log_probs
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -46,10 +47,28 @@ def units(rows: Iterable[Any], options: Options, start: int) -> Iterator[Unit]:
 
     Raises PackError or TypeError as `treepack.pack` does, with the number of the sample among all.
     """
+    if options.non_finite_log_probs == "raise":
+        rows = _finite(rows, options.pairs, start)
     if options.placement == "stream":
         yield from _stream(map(as_floats, rows), options, start)
     else:
         yield from _windows(rows, options, start)
+
+
+def _finite(rows: Iterable[Any], pairs: bool, start: int) -> Iterator[Any]:
+    """The rows, up to the first with a NaN or infinite log-prob at a trained token."""
+    for number, row in enumerate(rows, start):
+        if pairs:
+            check_pair(row, number)
+        else:
+            check_log_probs(row, f"sample {number}")
+        yield row
+
+
+def check_pair(pair: Pair, number: int) -> None:
+    """`check_log_probs` of both samples of a pair."""
+    for side in Pair._fields:
+        check_log_probs(getattr(pair, side), f"pair {number} ({side})")
 
 
 def as_floats(sample: Sample) -> Sample:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -89,7 +88,7 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=asdict(options),
+        options=options.of_trees(),
         source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
         treepack=treepack.__version__,
     )
