@@ -39,7 +39,7 @@ def mask_bytes(
     value is neither 0 nor 1."""
 
 def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
-    """Pack `inputs.Inputs` under the keywords of `options.keywords`. Releases the GIL."""
+    """Pack `inputs.Inputs` under `PackOptions.for_rust()`. Releases the GIL."""
 
 def pack_ready(samples: list[Any], formats: Formats, keywords: dict[str, Any]) -> PackedTrees | None:
     """Pack a list of dicts whose columns are all ready; None if one is not. Releases the GIL."""

@@ -175,7 +175,7 @@ def test_through_datasets(datasets, tmp_path, format):
 
 def same_values(tree, other):
     """Structure exact, columns by value: a list of Python floats has no dtype of its own."""
-    for name in [field for field in other._fields if "." not in field]:
+    for name in [name for name in other.arrays if "." not in name]:
         np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
         assert getattr(tree, name).dtype == getattr(other, name).dtype
     for kind in ("terms", "samples"):

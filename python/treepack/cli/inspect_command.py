@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import PackError, __version__
+from .._core import PackError
+from .._version import __version__
 from ..offline.options import WINDOW
+from ..packing.options import Placement
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
 from .quality import COLUMNS as LOOKED_AT
 from .quality import Quality, positions_of
-from .survey import COLUMNS, Placement, Survey
+from .survey import COLUMNS, Survey
 from .terminal import stdout
 
 _FORMATS = "JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, or a folder or glob of shards"

@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .. import PackError
-from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
+from .._core import PackError
+from ..offline.options import SHARD_TOKENS, WINDOW, NonFinite, Options
+from ..packing.options import Branching, Order, Overlong, Placement
 from .inspect_command import columns_of
 from .terminal import counted, printable
 
@@ -46,12 +47,12 @@ def pack(
     max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
     max_kept: Annotated[int | None, typer.Option(min=1, help="Most kept ids of a tree.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="All ids must be below it.")] = None,
-    branching: Annotated[Literal["token", "label"], typer.Option(help="label: with shift_labels.")] = "token",
-    order: Annotated[Literal["largest_first", "first_seen"], typer.Option(help="Of siblings.")] = "largest_first",
-    overlong: Annotated[Literal["raise", "skip"], typer.Option(help="What of samples that fit no tree.")] = "raise",
+    branching: Annotated[Branching, typer.Option(help="label: with shift_labels.")] = "token",
+    order: Annotated[Order, typer.Option(help="Of siblings.")] = "largest_first",
+    overlong: Annotated[Overlong, typer.Option(help="What of samples that fit no tree.")] = "raise",
     pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
     non_finite_log_probs: Annotated[
-        Literal["raise", "keep"], typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
+        NonFinite, typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
     ] = "raise",
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
@@ -65,6 +66,7 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Pack a data set into Parquet shards, a row per tree, in bounded memory. A stopped run can be resumed."""
+    given = dict(locals())
     from ..offline.files import open_input
     from ..offline.manifest import read
     from ..offline.writer import write
@@ -72,21 +74,7 @@ def pack(
     started = time.perf_counter()
     if not out:  # an empty variable of a script; Path would take it for the folder one is in
         raise PackError("--out is empty; name a folder")
-    options = Options(
-        max_tokens=max_tokens,
-        placement=placement,
-        window=window,
-        shard_tokens=shard_tokens,
-        max_terms=max_terms,
-        max_kept=max_kept,
-        vocab_size=vocab_size,
-        branching=branching,
-        order=order,
-        overlong=overlong,
-        pad_to_multiple_of=pad_to_multiple_of,
-        pairs=pairs,
-        non_finite_log_probs=non_finite_log_probs,
-    )
+    options = Options.of(given)
     try:
         rows = open_input(file, pairs, columns_of(column), tokenizer)
         told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))

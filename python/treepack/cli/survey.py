@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
-from .. import Packed, PackedTree, Packer, pack
-from ..tree.packed import Skipped, Stats
+from ..packing import Packer, pack
+from ..packing.options import Placement
+from ..tree.packed import Packed, Skipped, Stats
+from ..tree.tree import HostTree
 
-Placement = Literal["shared", "first_fit", "stream"]
-PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 #: Columns that change a number of the survey; no other is read.
 COLUMNS = ("completion_mask", "identity")
 #: Trees of a stream that are kept to be drawn.
@@ -50,7 +51,7 @@ class Survey:
     """
 
     def __init__(self, max_tokens: int, max_terms: int | None, window: int, draw: Placement | None = None):
-        self.drawn: Packed | list[PackedTree] = []
+        self.drawn: Packed | list[HostTree] = []
         self.drawn_samples = 0
         self._budget: dict[str, Any] = {"max_tokens": max_tokens, "max_terms": max_terms}
         self._stream = Packer(**self._budget, overlong="skip")
@@ -126,7 +127,7 @@ class Survey:
             if placement == self._draw and self._windows == 1:
                 self.drawn, self.drawn_samples = packed, len(window)
 
-    def _show(self, trees: list[PackedTree]) -> None:
+    def _show(self, trees: list[HostTree]) -> None:
         if self._draw == "stream" and isinstance(self.drawn, list) and len(self.drawn) < _DRAWN:
             self.drawn += trees
             self.drawn_samples += sum(len(tree.sample_index) for tree in trees)

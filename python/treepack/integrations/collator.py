@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from .._core import PackError
-from ..packing.batch import pack
-from ..tree.tree import PackedTree
+from ..packing import pack
+from ..packing.options import Branching, Order, PackOptions
+from ..tree.tree import HostTree
 
 __all__ = ["DataCollatorForTreePacking", "tree_batch"]
 
 
-def tree_batch(tree: PackedTree) -> dict[str, Any]:
+def tree_batch(tree: HostTree) -> dict[str, Any]:
     """What Trainer wants to see of a packed tree: the tree, and labels to count.
 
     Returns:
@@ -62,8 +63,8 @@ class DataCollatorForTreePacking:
 
     max_tokens: int | None = None
     pad_to_multiple_of: int | None = None
-    branching: Literal["token", "label"] = "token"
-    order: Literal["largest_first", "first_seen"] = "largest_first"
+    branching: Branching = "token"
+    order: Order = "largest_first"
     drop: Sequence[str] = ()
     train_all: bool = False
 
@@ -89,13 +90,8 @@ class DataCollatorForTreePacking:
         if limit is None:
             longest = sum(np.size(sample.get("input_ids", ())) for sample in samples)
             limit = max(longest, 1) + (self.pad_to_multiple_of or 1) - 1
-        packed = pack(
-            samples,
-            max_tokens=limit,
-            branching=self.branching,
-            order=self.order,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-        )
+        options = PackOptions.of({**vars(self), "max_tokens": limit})
+        packed = pack(samples, **options.pack_keywords())
         if len(packed) != 1:
             raise PackError(
                 f"the batch of {len(samples)} samples needs {len(packed)} trees of {limit} positions; one forward "

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackedTree, PackError, pack
-
+from .._core import PackError
 from ..inputs.aliases import right_name
 from ..inputs.columns import IDS, MASK
 from ..inputs.finite import check_log_probs
 from ..inputs.tables import arrow_values
+from ..packing import pack
 from ..tree.layout import formats_of
+from ..tree.tree import HostTree
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
@@ -65,7 +66,7 @@ def pack_batch(
     return table_of(trees, [None] * len(trees), arrow_schema(formats_of(like[0])))
 
 
-def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
+def _trees(columns: dict[str, list[Any]], options: Options) -> list[HostTree]:
     if options.pairs:
         pairs = _pairs(columns)
         for number, pair in enumerate(pairs if options.non_finite_log_probs == "raise" else ()):

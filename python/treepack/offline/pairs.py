@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treepack import Packed, PackError, pack
-
+from .._core import PackError
+from ..packing import pack
+from ..tree.packed import Packed
 from .options import Options
 
 Array = npt.NDArray[Any]

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
-
+from .._core import PackError
 from ..inputs.finite import check_log_probs
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Stats
+from ..tree.tree import HostTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -29,7 +31,7 @@ FLOATS = ("advantage", "old_log_probs", "ref_log_probs", "reward")
 class Unit(NamedTuple):
     """Trees, and what of the input they hold."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     first: int
     """The row of the input at which the unit starts."""
     rows: int

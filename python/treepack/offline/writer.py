@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import treepack
-from treepack import PackError
-
+from .._core import PackError
+from .._version import __version__
 from ..inputs.account import ColumnAccount
 from ..readers.source import first_line
 from ..tree.layout import formats_of
@@ -88,9 +87,9 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=options.of_trees(),
+        options=options.told(),
         source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
-        treepack=treepack.__version__,
+        treepack=__version__,
     )
     if resume and overwrite:
         raise PackError("resume and overwrite are both given; allowed is one of them")

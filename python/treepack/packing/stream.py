@@ -9,20 +9,20 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from .._core import Formats, PackError, PackStream
+from .._core import PackError, PackStream
 from ..inputs import column_checks
-from ..inputs import samples as inputs
-from ..inputs.columns import GROUP, Format, Inputs, ready_formats
+from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
 from ..inputs.lookalikes import Suspect
+from ..inputs.reader import Reader
 from ..tree.packed import Packed, Skipped, Stats
-from ..tree.tree import PackedTree
-from . import options
+from ..tree.tree import HostTree
+from .options import PackOptions
 
 #: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
 PAIRS_PER_TOKEN = 8192
 
-MicroBatch = tuple[PackedTree, ...]
+MicroBatch = tuple[HostTree, ...]
 _ALL_OR_NONE = "give it in every sample or in none"
 
 
@@ -57,28 +57,15 @@ class Packer:
         pad_to_multiple_of: SupportsIndex | None = None,
         ranks: SupportsIndex = 1,
     ):
-        checked = options.keywords(
-            max_tokens=max_tokens,
-            max_terms=max_terms,
-            max_kept=max_kept,
-            vocab_size=vocab_size,
-            branching=branching,
-            order=order,
-            placement="shared",
-            overlong=overlong,
-            pad_to_multiple_of=pad_to_multiple_of,
-            ranks=ranks,
-        )
-        self.ranks: int = checked["ranks"]
-        self._max_tokens: int = checked["max_tokens"]
+        self._options = PackOptions.of(locals())
+        self.ranks = self._options.ranks
         self.skipped: list[Skipped] = []
         """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
         self.stats = _no_stats()
         """Numbers over all micro-batches closed so far, and over all skipped samples."""
-        self._stream = PackStream(checked)
-        self._like: Inputs | None = None
-        self._formats: Formats | None = None
-        self._second_mask = False
+        self._stream = PackStream(self._options.for_rust())
+        self._reader = Reader()
+        self._like: Inputs | None = None  # the first sample, whose columns all others have
         self._suspects: dict[str, Suspect] | None = None  # columns that no sample has cleared so far
         self._groups: dict[Any, int] = {}
         self._count = 0  # samples taken or skipped so far
@@ -88,17 +75,9 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        if self._formats is None or self._suspects or self._second_mask:
-            added = None
-        else:
-            try:
-                added = self._stream.add(sample, self._formats)
-            except PackError:
-                added = None  # `_add_unready` says it again, where more is known
-        if added is None:
-            added = self._add_unready(sample)
+        borrowed = self._reader.borrow(sample, self._stream.add)
+        closed, skipped = self._add_unready(sample) if borrowed is None else borrowed[0]
         self._count += 1
-        closed, skipped = added
         if skipped is not None:
             self.skipped.append(Skipped(*skipped))
             self.stats = _sum(self.stats, skipped=1)
@@ -112,7 +91,7 @@ class Packer:
 
     def __repr__(self) -> str:
         done = f"skipped={len(self.skipped)}, micro_batches={self.stats.trees // self.ranks}"
-        return f"Packer(max_tokens={self._max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
+        return f"Packer(max_tokens={self._options.max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
 
     def _add_unready(self, sample: Any) -> Any:
         """Add a sample that needs conversion, or the first one, which says what the columns are."""
@@ -133,17 +112,17 @@ class Packer:
             for group in list(self._groups)[known:]:
                 del self._groups[group]
             raise
-        self._suspects = suspects
         if self._like is None:
             self._like = columns
-            self._second_mask = column_checks.has_second_mask(columns)
-            self._formats = ready_formats(columns)
+        if self._suspects != {} and not suspects and not column_checks.has_second_mask(self._like):
+            self._reader.learn(self._like)
+        self._suspects = suspects
         return added
 
     def _read(self, sample: dict[str, Any]) -> Inputs:
-        """`inputs.read`, with the number that the sample has in the stream in its messages."""
+        """The columns of one sample, with the number that the sample has in the stream in its messages."""
         try:
-            return inputs.read([sample], (), ())
+            return self._reader.read([sample])
         except (PackError, TypeError) as error:
             prefix = "sample 0: "
             if not str(error).startswith(prefix):
@@ -170,7 +149,7 @@ class Packer:
 
     def _take(self, closed: Any) -> MicroBatch:
         formats = self._like.formats if self._like is not None else {}
-        packed = Packed(closed, formats, self.ranks, perf_counter())
+        packed = Packed(closed, formats, self._options, perf_counter())
         self.stats = _sum(self.stats, packed.stats)
         return tuple(packed)
 

@@ -9,20 +9,18 @@ compared with the keys of the tokens. O(raw tokens x log) time, a few arrays of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core import PackError
-from ..inputs.tables import rows_of
+from .samples import as_array, as_samples
 
-__all__ = ["as_samples", "check_packed", "sample_paths"]
+__all__ = ["check_packed", "sample_paths"]
 
 Array = npt.NDArray[Any]
-_TOKEN = ("input_ids", "completion_mask", "old_log_probs", "identity", "sampling_mask_counts")
-_SAMPLE = ("advantage", "group_id")
 
 
 def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_kwargs: Any) -> None:
@@ -41,7 +39,7 @@ def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_
     >>> check_packed(treepack.pack(samples, max_tokens=8), samples, max_tokens=8)
     """
     listed = as_samples(samples, pack_kwargs.get("per_token", ()), pack_kwargs.get("per_sample", ()))
-    flat = [{name: _array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
+    flat = [{name: as_array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
     start = np.cumsum([0] + [len(sample["input_ids"]) for sample in flat], dtype=np.int64)
     held = [int(s) for tree in packed for s in tree.sample_index] + [x.sample for x in packed.skipped]
     _same("samples in trees and in `skipped`", np.sort(held), np.arange(len(flat)))
@@ -63,40 +61,6 @@ def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_
         _check_sharing(where, tree, paths, flat, start, branching == "label")
         _check_terms(where, tree, paths, flat, start)
         _check_rows(where, tree, flat)
-
-
-def as_samples(samples: Any, per_token: Sequence[str] = (), per_sample: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A padded or flat batch or a table as the list of samples it stands for; a list of samples as it is.
-
-    Args:
-        samples: list of dicts; `input_ids` (B, S) with `attention_mask` (B, S); or `input_ids` (R,) with `cu_seqlens`.
-        per_token, per_sample: the further columns of a flat batch, as for `treepack.pack`.
-
-    >>> as_samples({"input_ids": [[0, 7, 8]], "attention_mask": [[0, 1, 1]]})
-    [{'input_ids': array([7, 8])}]
-    """
-    if (rows := rows_of(samples)) is not None:
-        return rows
-    if not isinstance(samples, Mapping):
-        return list(samples)
-    columns = {name: value if name == "group_id" else _array(value) for name, value in samples.items()}
-    if "cu_seqlens" in columns:
-        cu = columns.pop("cu_seqlens")
-        pieces: list[Any] = [slice(a, b) for a, b in itertools.pairwise(cu)]
-        token = {name for name in columns if name in (*_TOKEN, *per_token) and name not in per_sample}
-    else:
-        real = columns.pop("attention_mask").astype(bool)
-        pieces = [(b, real[b]) for b in range(len(real))]
-        token = {name for name, x in columns.items() if name not in _SAMPLE and x.shape[:2] == real.shape}
-    kept = columns.pop("sampling_mask", None)
-    out, at = [], 0
-    for s, piece in enumerate(pieces):
-        sample = {name: x[piece] if name in token else x[s] for name, x in columns.items()}
-        if kept is not None:
-            count = int(sample["sampling_mask_counts"].sum())
-            sample["sampling_mask"], at = kept[at : at + count], at + count
-        out.append(sample)
-    return out
 
 
 def sample_paths(tree: Any) -> list[Array]:
@@ -189,11 +153,6 @@ def _targets(sample: Mapping[str, Array]) -> Array:
     """Indexes of the trained tokens that have a predecessor."""
     trained = np.flatnonzero(sample.get("completion_mask", np.ones(len(sample["input_ids"]))))
     return trained[trained > 0]
-
-
-def _array(value: Any) -> Array:
-    """NumPy, from a tensor too, without naming torch."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def _same(what: str, got: Array, wanted: Array) -> None:

@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 from .._core import PackError
-from ..logprobs.api import head_log_probs, term_log_probs
-from ..packing.batch import pack
-from .packed import as_samples
+from ..integrations.transformers.checks.model import check_model
+from ..integrations.transformers.forward import hidden_alone
+from ..integrations.transformers.logprobs import term_log_probs
+from ..integrations.transformers.model import logit_options, output_head, unwrap
+from ..logprobs import head_log_probs
+from ..packing import pack
+from .samples import as_samples
 
 __all__ = ["Parity", "check_parity"]
 
@@ -112,8 +116,15 @@ def check_parity(
     log_probs = _largest([a - b for a, b in zip(ours[0], theirs[0], strict=True)])
     stats = packed.stats
     found = Parity(
-        stats.samples, stats.terms, stats.raw_tokens, stats.packed_tokens, stats.trees, log_probs,
-        difference / scale if some else None, worst)  # fmt: skip
+        stats.samples,
+        stats.terms,
+        stats.raw_tokens,
+        stats.packed_tokens,
+        stats.trees,
+        log_probs,
+        difference / scale if some else None,
+        worst,
+    )
     if dtype in _TOLERANCES or log_prob_tolerance is not None or gradient_tolerance is not None:
         defaults = _TOLERANCES.get(dtype, (float("inf"), float("inf")))
         allowed = defaults[0] if log_prob_tolerance is None else log_prob_tolerance
@@ -126,8 +137,6 @@ def check_parity(
                 f"largest gradient of the model; {allowed:g} is allowed"
             )
         return found
-    from ..integrations.transformers.model import unwrap
-
     inner = copy.deepcopy(unwrap(model)).float()
     exact = _run_alone(inner, listed, stats.terms, alone, branching, options)
     known = dict(inner.named_parameters())  # a wrapper's own parameters have no float32 side
@@ -157,9 +166,6 @@ def _run_packed(model: Any, packed: Any, count: int, terms: int, options: dict[s
 def _run_alone(
     model: Any, samples: list[Any], terms: int, attention: str | None, branching: Any, options: dict[str, Any]
 ) -> Run:
-    from ..integrations.transformers.forward import hidden_alone
-    from ..integrations.transformers.model import check_model, logit_options, output_head
-
     device = next(model.parameters()).device
     inner = check_model(model)
     values, at = [], 0
@@ -213,8 +219,6 @@ def _collected(model: Any) -> Iterator[dict[str, Tensor]]:
     By their names in the model inside all wrappers; parameters of a wrapper's own say so. Not `torch.autograd.grad`:
     reentrant checkpointing refuses it.
     """
-    from ..integrations.transformers.model import unwrap
-
     names = {parameter: f"{name} (of the wrapper)" for name, parameter in model.named_parameters()}
     names |= {parameter: name for name, parameter in unwrap(model).named_parameters()}
     before = {parameter: parameter.grad for parameter in names}

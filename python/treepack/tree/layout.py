@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from .._core import PackError
 from ..inputs.columns import Format
-from .tree import ALIGN, PackedTree
+from .device import ALIGN
+from .tree import HostTree, PackedTree
 
 _INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
 #: Arrays of every tree in the order of their buffer (rust/arrays.rs), and their dtypes.
@@ -55,18 +56,18 @@ _PADDING = {
 
 def formats_of(tree: PackedTree) -> dict[str, Format]:
     """(dtype, row shape) of every gathered column by its full name, in the order of the buffer: "terms.advantage"."""
-    names = [name for name in tree._fields if name.startswith(KINDS)]
-    names += [f"positions.{name}" for name in tree._disagreements]
+    names = [name for name in tree.arrays if name.startswith(("terms.", "samples."))]
     # A column on which the samples of this tree disagree has its place in other trees of the call.
-    positions = sorted(name for name in names if name.startswith("positions."))
-    return {name: tree._format(name) for name in [*(n for n in names if n not in positions), *positions]}
+    positions = [name for name in tree.arrays if name.startswith("positions.")]
+    names += sorted([*positions, *(f"positions.{name}" for name in tree.disagreements)])
+    return {name: tree.column_formats[name.split(".", 1)[1]] for name in names}
 
 
 def tree_from_arrays(
     arrays: Mapping[str, npt.NDArray[Any]],
     formats: Mapping[str, Format],
     disagreements: Mapping[str, tuple[int, int, int]],
-) -> PackedTree:
+) -> HostTree:
     """A tree on one fresh buffer, laid out as the packer lays it out: arrays in order, each from a multiple of 64
     bytes, zeros in between.
 
@@ -90,7 +91,7 @@ def tree_from_arrays(
 
 def dummy_tree(
     formats: Mapping[str, Format], label: bool = False, pad_to_multiple_of: int = 1, kept: bool = False
-) -> PackedTree:
+) -> HostTree:
     """A tree of nothing but padding: one position (or `pad_to_multiple_of`), no sample, no row, no term.
 
     Every array and every column is there, so that a model and a loss run on it as on any tree: attention gives 0 at

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._core import PackError
-from ...packing.batch import pack
-from ...tree.tree import PackedTree
+from ...packing import pack
+from ...tree.tree import HostTree
 
 __all__ = ["TreeRow"]
 
@@ -211,7 +211,7 @@ def _extras(sample: Mapping[str, Any], number: int) -> dict[str, tuple[tuple[int
 # --- all samples of a row -------------------------------------------------------------------------------------------
 
 
-def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> PackedTree:
+def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> HostTree:
     """One tree of all samples, in TRL's branching and order, in which a position has one kept set and one table."""
     tables = {name: row for name, row in extras.items() if name not in (KEPT, COUNTS)}
     if tables:
@@ -232,7 +232,7 @@ def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], 
     return tree
 
 
-def _one(samples: list[Columns]) -> PackedTree:
+def _one(samples: list[Columns]) -> HostTree:
     tokens = sum(len(columns["input_ids"]) for columns in samples)
     packed = pack(
         samples, max_tokens=max(tokens, 1), branching="label", order="first_seen", placement="first_fit"
@@ -240,7 +240,7 @@ def _one(samples: list[Columns]) -> PackedTree:
     return packed[0]
 
 
-def _disagreements(tree: PackedTree, tables: Mapping[str, Any]) -> Array | None:
+def _disagreements(tree: HostTree, tables: Mapping[str, Any]) -> Array | None:
     """An identity (raw tokens,) that keeps terms with other kept sets or tables apart; None where all agree.
 
     Where the terms of a position disagree, each gets the number of its set and tables. A sample that passes without a

@@ -52,7 +52,7 @@ def _look(model: Any) -> tuple[ref[Any], str] | None:
 def check_length(name: str, model: Any, tree: Any) -> None:
     """Refuse a tree with a sample that is longer than the model's table of positions."""
     table = position_table(model)
-    host = tree._host()
+    host = tree.numpy()
     if table is None or not host.num_samples:
         return
     tokens = host.position_ids[host.cu_segments[host.sample_last_segment + 1] - 1] + 1
