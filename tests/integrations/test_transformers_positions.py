@@ -9,7 +9,6 @@ from torch import nn
 import treepack
 from treepack.integrations.transformers import model_inputs
 from treepack.integrations.transformers.checks.positions import position_table
-from treepack.logprobs import term_log_probs
 
 LIMIT = 12
 #: Learned tables, with and without rows in front; sines made once, in the decoder and in each layer; rotary, without.
@@ -46,7 +45,7 @@ def test_the_table_is_found(family):
 def test_rotary_embeddings_have_no_table(family):
     model = model_of(family)
     assert position_table(model) is None
-    term_log_probs(model, tree_of(LIMIT + 8, LIMIT + 1))
+    treepack.term_log_probs(model, tree_of(LIMIT + 8, LIMIT + 1))
 
 
 @pytest.mark.parametrize("family", list(TABLES))
@@ -71,7 +70,7 @@ def test_samples_up_to_the_limit_run_as_alone(family):
         alone, packed = alone_log_probs(model, held, "sdpa"), packed_log_probs(model, held)
     assert largest_difference(alone, packed) < 1e-9
     with pytest.raises(ValueError, match=rf"sample 0 has {LIMIT + 1} tokens; "):
-        term_log_probs(model, tree_of(LIMIT + 1, 5))
+        treepack.term_log_probs(model, tree_of(LIMIT + 1, 5))
 
 
 def test_a_table_that_grows_is_looked_at_again():
