@@ -9,9 +9,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._core import PackError
 from ._optional import require
 from ._version import __version__ as __version__
+from .errors import PackError
 from .packing import Packer, pack
 from .tree.packed import Packed, Skipped, Stats
 from .tree.tree import PackedTree

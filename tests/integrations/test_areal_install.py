@@ -202,7 +202,7 @@ def test_both_refuse(options, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"input_ids": torch.tensor([[0, 0], [3, -5]])}, r"of the rows with a token, sample 0: input_ids\[1\] is -5"),
+        ({"input_ids": torch.tensor([[0, 0], [3, -5]])}, r"^sample 1: input_ids\[1\] is -5"),  # row 0 has no token
         ({"attention_mask": torch.ones(2, 3)}, r"input_ids has shape \(2, 2\) and attention_mask \(2, 3\)"),
         ({"input_ids": torch.zeros(4), "attention_mask": torch.zeros(4)}, r"must be \(B, S\)"),
         (

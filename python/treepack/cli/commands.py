@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .._core import PackError
 from .._optional import MissingPackage
 from .._version import __version__
+from ..errors import PackError, PackTypeError
 from ..readers import ReadError, ReadWarning
 from .doctor_command import doctor
 from .inspect_command import inspect
@@ -48,7 +48,7 @@ app.command()(_interruptible(pack))
 app.command()(_interruptible(doctor))
 
 #: What a user can put right. Everything else is a bug, and a bug shows its traceback.
-_EXPECTED = (PackError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
+_EXPECTED = (PackError, PackTypeError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
 #: What a shell reports for a program that SIGPIPE ended.
 _CLOSED = 141
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .._core import PackError
+from ..errors import PackError, PackTypeError
+from ..inputs.finite import NonFiniteError
 from ..offline.options import SHARD_TOKENS, WINDOW, NonFinite, Options
 from ..packing.options import Branching, Order, Overlong, Placement
 from .inspect_command import columns_of
@@ -88,8 +89,9 @@ def pack(
         done = f"{counted(shards, 'finished shard')} in {out}"
         print("treepack:", printable(f"stopped; {done}: go on with --resume"), file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    except (PackError, TypeError) as error:
-        raise _told(error, file) from None
+    except (PackError, PackTypeError) as error:
+        _for_command_line(error, file, pairs)
+        raise
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
     numbers["account"] = rows.account.to_json()
     numbers["already_finished"] = before is not None and before.finished
@@ -137,16 +139,16 @@ def _line(numbers: dict[str, Any], pairs: bool) -> str:
     )
 
 
-def _told(error: Exception, file: str) -> Exception:
-    """The error with what to do at the command line; a TypeError that names no sample is a bug and stays one."""
-    text = str(error)
-    if isinstance(error, TypeError) and not text.startswith(("sample", "pair")):
-        return error
-    if "is the most a tree may hold" in text:
-        text += ": raise it, or leave such samples out with --overlong skip"
-    text = text.replace("overlong='skip'", "--overlong skip").replace("raise max_tokens", "raise --max-tokens")
-    text = text.replace("non_finite_log_probs='keep'", "--non-finite-log-probs keep")
-    return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
+def _for_command_line(error: PackError | PackTypeError, file: str, pairs: bool) -> None:
+    """Say the file where the error is of samples in it, and what to do at the command line."""
+    if error.sample is not None or error.source:
+        error.source = f"{file}: {error.source}" if error.source else file
+    if isinstance(error, NonFiniteError):
+        error.remedy = "leave such samples out, train other tokens, or keep them with --non-finite-log-probs keep"
+    elif error.budget is not None and pairs:
+        error.remedy = "raise --max-tokens, or leave such pairs out with --overlong skip"
+    elif error.budget is not None:
+        error.remedy = "raise it, or leave such samples out with --overlong skip"
 
 
 class _Bar:

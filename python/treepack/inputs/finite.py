@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import PackError
+from ..errors import PackError
 from .columns import IDS, MASK
 from .convert import Array
 
@@ -38,12 +38,18 @@ def bad_log_probs(sample: Mapping[str, Any]) -> Iterator[tuple[str, Array, Array
                 yield name, tokens, values[tokens]
 
 
-def check_log_probs(sample: Mapping[str, Any], where: str) -> None:
-    """PackError for a sample with such log-probs. `where`: "sample 7"."""
+class NonFiniteError(PackError):
+    """A log-prob that is no number at a trained token."""
+
+
+def check_log_probs(sample: Mapping[str, Any], number: int, called: str = "sample {}") -> None:
+    """NonFiniteError for a sample with such log-probs, whose number is said as `called`."""
     for name, tokens, values in bad_log_probs(sample):
         many = f" and at {len(tokens) - 1} more" if len(tokens) > 1 else ""
-        raise PackError(
-            f"{where}: {name}[{tokens[0]}] is {values[0]} at a trained token{many}, and so would the loss be; allowed "
-            "are finite numbers: leave such samples out, train other tokens, or keep them with "
-            "non_finite_log_probs='keep'"
+        raise NonFiniteError(
+            (name, f" is {values[0]} at a trained token{many}, and so would the loss be; allowed are finite numbers"),
+            sample=number,
+            token=int(tokens[0]),
+            called=called,
+            remedy="leave such samples out, train other tokens, or keep them with non_finite_log_probs='keep'",
         )

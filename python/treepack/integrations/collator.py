@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._core import PackError
+from ..errors import PackError, PackTypeError
 from ..packing import pack
 from ..packing.options import Branching, Order, PackOptions
 from ..tree.tree import HostTree
@@ -78,7 +78,9 @@ class DataCollatorForTreePacking:
         """
         for i, feature in enumerate(features):
             if not isinstance(feature, Mapping):
-                raise TypeError(f"sample {i} is a {type(feature).__name__}; a batch is a list of dicts of columns")
+                raise PackTypeError(
+                    f"is a {type(feature).__name__}; a batch is a list of dicts of columns", sample=i, joint=" "
+                )
         samples = [{name: x for name, x in feature.items() if name not in self.drop} for feature in features]
         if not samples:
             raise PackError("the batch has no samples; at least one is needed")
@@ -105,13 +107,16 @@ class DataCollatorForTreePacking:
                 continue
             if self.train_all:
                 raise PackError(
-                    f"sample {i} has a completion_mask, but the collator was made with train_all=True; leave out "
-                    'train_all, or ignore the mask with drop=["completion_mask"]'
+                    "has a completion_mask, but the collator was made with train_all=True; leave out train_all, or "
+                    'ignore the mask with drop=["completion_mask"]',
+                    sample=i,
+                    joint=" ",
                 )
             has = ", ".join(sample) or "no columns"
             raise PackError(
-                f"sample {i} has no completion_mask (it has {has}), so every token would be trained, its prompt too. "
-                "Trainer drops the column by default: set remove_unused_columns=False. Where labels mark the trained "
-                "tokens, completion_mask = (labels != -100); to train every token, "
-                "DataCollatorForTreePacking(train_all=True)"
+                f"has no completion_mask (it has {has}), so every token would be trained, its prompt too. Trainer "
+                "drops the column by default: set remove_unused_columns=False. Where labels mark the trained tokens, "
+                "completion_mask = (labels != -100); to train every token, DataCollatorForTreePacking(train_all=True)",
+                sample=i,
+                joint=" ",
             )

@@ -74,7 +74,7 @@ def _trees(columns: dict[str, list[Any]], options: Options) -> list[HostTree]:
         return [tree for one in pack_pairs(pairs, options)[0] for tree in one]
     samples = _samples(columns)
     for number, sample in enumerate(samples if options.non_finite_log_probs == "raise" else ()):
-        check_log_probs(sample, f"sample {number}")
+        check_log_probs(sample, number)
     return list(pack(samples, **options.pack_keywords()))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .._core import PackError
+from ..errors import PackError
 
 if sys.platform == "win32":
     import msvcrt

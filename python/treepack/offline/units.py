@@ -8,13 +8,12 @@ Memory: the samples and trees of one unit.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import PackError
+from ..errors import PackError, PackTypeError
 from ..inputs.finite import check_log_probs
 from ..packing import Packer, pack
 from ..tree.packed import Packed, Stats
@@ -63,14 +62,14 @@ def _finite(rows: Iterable[Any], pairs: bool, start: int) -> Iterator[Any]:
         if pairs:
             check_pair(row, number)
         else:
-            check_log_probs(row, f"sample {number}")
+            check_log_probs(row, number)
         yield row
 
 
 def check_pair(pair: Pair, number: int) -> None:
     """`check_log_probs` of both samples of a pair."""
     for side in Pair._fields:
-        check_log_probs(getattr(pair, side), f"pair {number} ({side})")
+        check_log_probs(getattr(pair, side), number, f"pair {{}} ({side})")
 
 
 def as_floats(sample: Sample) -> Sample:
@@ -112,8 +111,9 @@ def _pack_window(window: list[Any], options: Options, start: int) -> Unit:
         return Unit(trees, start, count, [part.stats for part in packed], 2 * skipped, None)
     try:
         one: Packed = pack([as_floats(sample) for sample in window], **options.pack_keywords())
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
     window.clear()
     return Unit(list(one), start, count, [one.stats], len(one.skipped), start)
 
@@ -146,19 +146,11 @@ def _packer(options: Options) -> Packer:
 def _add(packer: Packer, sample: Sample, start: int) -> list[Any]:
     try:
         return packer.add(sample)
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
 
 
 def _micro_batch(packer: Packer, closed: list[Any], start: int, count: int) -> Unit:
     trees = [tree for trees in closed for tree in trees]
     return Unit(trees, start, count, [packer.stats], len(packer.skipped), start)
-
-
-def numbered(error: Exception, start: int) -> Exception:
-    """The same error with the numbers of samples counted from the start of the input."""
-
-    def shift(match: re.Match[str]) -> str:
-        return re.sub(r"\d+", lambda number: str(int(number[0]) + start), match[0])
-
-    return type(error)(re.sub(r"\bsamples? \d+(?: and \d+)?", shift, str(error)))

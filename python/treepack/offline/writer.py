@@ -267,7 +267,8 @@ class _Writer:
             table = table_of(trees, first_samples, self._schema)
         except PackError as error:
             what = "pairs" if self._options.pairs else "samples"
-            raise PackError(f"{what} {unit.first} to {unit.first + unit.rows - 1}: {error}") from None
+            error.source = f"{what} {unit.first} to {unit.first + unit.rows - 1}"
+            raise
         with _writing(self._part):
             self._file.write_table(table, row_group_size=len(trees))
 

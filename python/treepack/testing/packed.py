@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,17 +96,17 @@ def _check_sharing(where: str, tree: Any, paths: list[Any], flat: list[Any], sta
     keys = np.zeros((real, 0), np.int64)
     for s, path in zip(tree.sample_index, paths, strict=True):
         ids = flat[s]["input_ids"].astype(np.int64)
-        note = f"{where}, sample {s}"
-        _same(f"{note}: input_ids", tree.input_ids[path], ids)
-        _same(f"{note}: position_ids", tree.position_ids[path], np.arange(len(ids)))
-        _same(f"{note}: parent", tree.parent[path], np.append(-1, path[:-1]))
+        same = partial(_same, sample=int(s), called=f"{where}, sample {{}}")
+        same("input_ids", tree.input_ids[path], ids)
+        same("position_ids", tree.position_ids[path], np.arange(len(ids)))
+        same("parent", tree.parent[path], np.append(-1, path[:-1]))
         identity = flat[s].get("identity", np.zeros((len(ids), 0))).reshape(len(ids), -1).astype(np.int64)
         mine = np.column_stack([ids, np.append(ids[1:], -1) if label else np.zeros(len(ids), np.int64), identity])
         keys = keys if keys.shape[1] else np.zeros((real, mine.shape[1]), np.int64)
         owned = np.flatnonzero(owner[path] == s)
-        _same(f"{note}: position_source", source[path[owned]], start[s] + owned)
+        same("position_source", source[path[owned]], start[s] + owned)
         keys[path[owned]] = mine[owned]
-        _same(f"{note}: token, next token, identity against its position", mine, keys[path])
+        same("token, next token, identity against its position", mine, keys[path])
     through = np.bincount(np.concatenate([*paths, np.zeros(0, np.int64)]), minlength=real)
     _same(f"{where}: position_samples", tree.position_samples[:real], through)
     if len(np.unique(np.column_stack([tree.parent[:real], keys]), axis=0)) < real:
@@ -117,16 +118,16 @@ def _check_terms(where: str, tree: Any, paths: list[Any], flat: list[Any], start
     labels = np.full(tree.num_tokens, -100, np.int64)
     for j, (s, path) in enumerate(zip(tree.sample_index, paths, strict=True)):
         here = slice(tree.cu_terms[j], tree.cu_terms[j + 1])
-        target, note = _targets(flat[s]), f"{where}, sample {s}"
-        _same(f"{note}: term_source", tree.term_source[here], start[s] + target)
-        _same(f"{note}: term_target", tree.term_target[here], flat[s]["input_ids"][target])
-        _same(f"{note}: term_sample", tree.term_sample[here], np.full(len(target), j))
-        _same(f"{note}: predicting positions", tree.row_position[tree.term_row[here]], path[target - 1])
+        target, same = _targets(flat[s]), partial(_same, sample=int(s), called=f"{where}, sample {{}}")
+        same("term_source", tree.term_source[here], start[s] + target)
+        same("term_target", tree.term_target[here], flat[s]["input_ids"][target])
+        same("term_sample", tree.term_sample[here], np.full(len(target), j))
+        same("predicting positions", tree.row_position[tree.term_row[here]], path[target - 1])
         labels[path[target - 1]] = flat[s]["input_ids"][target]
         for name in (name for name in tree.terms if name in flat[s]):
             value = flat[s][name].astype(tree.terms[name].dtype)
             wanted = value[target] if value.ndim else np.full(len(target), value)
-            _same(f"{note}: terms[{name!r}]", tree.terms[name][here], wanted)
+            same(f"terms[{name!r}]", tree.terms[name][here], wanted)
     if getattr(tree, "shift_labels", None) is not None:
         _same(f"{where}: shift_labels", tree.shift_labels, labels)
 
@@ -146,7 +147,8 @@ def _check_rows(where: str, tree: Any, flat: list[Any]) -> None:
         for i, row in zip(target, tree.term_row[tree.cu_terms[j] : tree.cu_terms[j + 1]], strict=True):
             wanted = flat[s]["sampling_mask"][end[i] - counts[i] : end[i]].tolist() if counts[i] else []
             if sets[row] != frozenset(wanted):
-                raise PackError(f"{where}, sample {s}, token {i}: its row keeps {sorted(sets[row])}, not {wanted}")
+                text, called = f"its row keeps {sorted(sets[row])}, not {wanted}", f"{where}, sample {{}}"
+                raise PackError(text, sample=int(s), token=int(i), called=called)
 
 
 def _targets(sample: Mapping[str, Array]) -> Array:
@@ -155,11 +157,12 @@ def _targets(sample: Mapping[str, Array]) -> Array:
     return trained[trained > 0]
 
 
-def _same(what: str, got: Array, wanted: Array) -> None:
-    """Equal shapes and values (NaN equals NaN), or a PackError with the first difference."""
+def _same(what: str, got: Array, wanted: Array, **sample: Any) -> None:
+    """Equal shapes and values (NaN equals NaN), or a PackError (of a sample) with the first difference."""
     if got.shape != wanted.shape:
-        raise PackError(f"{what}: shape {got.shape}, expected {wanted.shape}")
+        raise PackError(f"{what}: shape {got.shape}, expected {wanted.shape}", **sample)
     differ = np.argwhere((got != wanted) & ((got == got) | (wanted == wanted)))
     if len(differ):
         at = tuple(differ[0])
-        raise PackError(f"{what}: {got[at]} at {[int(i) for i in at]}, expected {wanted[at]}; {len(differ)} differ")
+        text = f"{what}: {got[at]} at {[int(i) for i in at]}, expected {wanted[at]}; {len(differ)} differ"
+        raise PackError(text, **sample)

@@ -129,7 +129,7 @@ def check_parity(
         defaults = _TOLERANCES.get(dtype, (float("inf"), float("inf")))
         allowed = defaults[0] if log_prob_tolerance is None else log_prob_tolerance
         if not log_probs <= allowed:
-            raise PackError(f"log-probs: {_first(ours[0], theirs[0], allowed)}; {allowed:g} is allowed")
+            raise _first(ours[0], theirs[0], allowed)
         allowed = defaults[1] if gradient_tolerance is None else gradient_tolerance
         if found.gradients is not None and not found.gradients <= allowed:
             raise PackError(
@@ -276,13 +276,15 @@ def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float,
     return worst, where, max(_largest(list(theirs.values())), 1e-300)
 
 
-def _first(ours: list[Tensor], theirs: list[Tensor], allowed: float) -> str:
+def _first(ours: list[Tensor], theirs: list[Tensor], allowed: float) -> PackError:
+    """The first term whose log-probs are further apart."""
     for sample, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         apart = ((a - b).abs().nan_to_num(float("inf")) > allowed).nonzero()[:, 0]
         if len(apart):
             m = int(apart[0])
-            return f"sample {sample}, term {m}: packed {float(a[m]):.9g}, alone {float(b[m]):.9g}"
-    return "equal"
+            text = f"term {m}: packed {float(a[m]):.9g}, alone {float(b[m]):.9g}; {allowed:g} is allowed"
+            return PackError(text, sample=sample, source="log-probs", joint=", ")
+    return PackError(f"log-probs differ; {allowed:g} is allowed")
 
 
 def _check_half(ours: Run, theirs: Run, exact: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
-from .._core import PackError
+from ..errors import OF_TOKEN, PackError
 
 Array = TypeVar("Array")
 
@@ -55,9 +55,13 @@ class Columns(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name in self._disagreements:
             a, b, token = self._disagreements[name]
+            column = f"positions[{name!r}]"
             raise PackError(
-                f"positions[{name!r}]: samples {a} and {b} share the position of token {token} and differ there; "
-                f"put it into `identity`, or read it per term: terms[{name!r}]"
+                (column, f" is another than that of sample {b}, with which it shares the position"),
+                sample=a,
+                token=token,
+                token_as=OF_TOKEN,
+                remedy=f"put it into `identity`, or read it per term: terms[{name!r}]",
             )
         key = f"{self._kind}.{name}"
         if key not in self._arrays:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._core import ALIGN
 from .._optional import require
 
-__all__ = ["ALIGN", "copied", "load_torch", "to_stay", "torch_dtype"]
-
-#: Every array starts at a multiple of this many bytes.
-ALIGN = 64
+__all__ = ["copied", "load_torch", "to_stay", "torch_dtype"]
 
 
 def load_torch() -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._core import PackError
+from .._core import ALIGN, ARRAYS, TILE_SIZES, PackError
 from . import segments
 from .columns import Arrays, Columns
-from .device import ALIGN, copied, load_torch, to_stay, torch_dtype
+from .device import copied, load_torch, to_stay, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +30,10 @@ else:
 
     Array = TypeVar("Array")
 
-_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
-#: Tile sizes of the tile lists that attention reads.
-TILES = (128, 64)
-_LONG = ("input_ids", "position_ids", "shift_labels")
+#: dtypes of the arrays beside the gathered columns, those of the tile lists among them.
+_DTYPES = {name: np.dtype(dtype) for name, dtype, *_ in ARRAYS} | {
+    f"tiles{size}.{part}": np.dtype(np.int32) for size in TILE_SIZES for part in ("rows", "items")
+}
 
 
 class PackedTree(Generic[Array]):
@@ -284,10 +284,12 @@ class PackedTree(Generic[Array]):
             lists: dict[int, tuple[Any, Any]]
             fields = {name for name in self._fields if name.startswith("tiles")}
             if fields:
-                lists = {size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILES}
+                lists = {
+                    size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILE_SIZES
+                }
             else:
                 host = self.numpy()
-                lists = {size: self._make_tiles(host, size) for size in TILES}
+                lists = {size: self._make_tiles(host, size) for size in TILE_SIZES}
             self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
         tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
         return tiles
@@ -349,9 +351,8 @@ class PackedTree(Generic[Array]):
         return cast("Array", view)
 
     def _format(self, name: str) -> Format:
-        if "." in name and not name.startswith("tiles"):
-            return self._formats[name.split(".", 1)[1]]
-        return (_INT64 if name in _LONG else _INT32), ()
+        dtype = _DTYPES.get(name)
+        return self._formats[name.split(".", 1)[1]] if dtype is None else (dtype, ())
 
     def _zeros(self, name: str, count: int) -> Array:
         """What a call without kept sets has instead of their arrays; not part of the buffer."""

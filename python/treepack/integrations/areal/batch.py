@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import _core
-from ..._core import PackError
+from ...errors import PackError, Where
 from ...inputs.columns import Flat, Inputs
 from ...inputs.convert import to_ids
 from ...packing import pack
@@ -130,7 +130,7 @@ class _Batch:
                 "both must be (B, S)"
             )
         self.ids = input_ids
-        self.tokens = to_ids(input_ids.cpu().reshape(-1), "input_ids")
+        self.tokens = to_ids(input_ids.cpu().reshape(-1), Where("input_ids"))
         self.where: _Integers | None = None
         mask = attention_mask.cpu().contiguous()
         other = mask.is_floating_point() or mask.is_complex()
@@ -164,9 +164,8 @@ class _Batch:
                 samples, max_tokens=max_tokens, placement="first_fit", order=order, pad_to_multiple_of=max_tokens
             )
         except PackError as error:
-            if len(self.rows) == len(self.ids):
-                raise
-            raise PackError(f"of the rows with a token, {error}") from error
+            error.rename(lambda number: (int(self.rows[number]), "sample {}"))
+            raise
         return [PackedTrie(number, tree, self.rows[tree.sample_index]) for number, tree in enumerate(packed)]
 
     def micro_batches(self, tries: list[PackedTrie], data: dict[str, Any], max_tokens: int) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def tiles_of_segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> TreeTiles:
     depths = np.arange(cuts[-1], dtype=np.int64) + np.repeat(reach - length - cuts[:-1], length)
     device = cu_seqlens_q.device
     tiles = {}
-    for size in (128, 64):
+    for size in _core.TILE_SIZES:
         rows, items = _core.tile_lists(cuts, subtree_end, size)
         tiles[size] = torch.from_numpy(rows).to(device).reshape(-1, 4), torch.from_numpy(items).to(device)
     made = TreeTiles(torch.from_numpy(subtree_end).to(device), torch.from_numpy(depths).to(device), tiles)
