@@ -21,8 +21,9 @@ pub struct Sizes {
     pub kept_ids: usize,
 }
 
+/// What an array has a row for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Length {
+pub enum Axis {
     Positions,
     Segments,
     SegmentsAndOne,
@@ -31,6 +32,135 @@ enum Length {
     Rows,
     Terms,
     KeptIds,
+}
+
+impl Axis {
+    /// The length of an array, in the letters of the design.
+    pub const fn letters(self) -> &'static str {
+        match self {
+            Axis::Positions => "N",
+            Axis::Segments => "S",
+            Axis::SegmentsAndOne => "S+1",
+            Axis::Samples => "n",
+            Axis::SamplesAndOne => "n+1",
+            Axis::Rows => "R",
+            Axis::Terms => "M",
+            Axis::KeptIds => "T",
+        }
+    }
+
+    fn length(self, sizes: &Sizes) -> usize {
+        match self {
+            Axis::Positions => sizes.padded,
+            Axis::Segments => sizes.segments,
+            Axis::SegmentsAndOne => sizes.segments + 1,
+            Axis::Samples => sizes.samples,
+            Axis::SamplesAndOne => sizes.samples + 1,
+            Axis::Rows => sizes.rows,
+            Axis::Terms => sizes.terms,
+            Axis::KeptIds => sizes.kept_ids,
+        }
+    }
+}
+
+/// When trees have an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Present {
+    Always,
+    WithLabels,
+    WithKeptSets,
+}
+
+impl Present {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Present::Always => "always",
+            Present::WithLabels => "label branching",
+            Present::WithKeptSets => "kept sets",
+        }
+    }
+}
+
+/// An array that trees have beside the gathered columns.
+pub struct TreeArray {
+    pub name: &'static str,
+    /// As NumPy calls it.
+    pub dtype: &'static str,
+    pub axis: Axis,
+    pub present: Present,
+    width: usize,
+}
+
+trait Number: Pod {
+    const DTYPE: &'static str;
+}
+
+impl Number for i64 {
+    const DTYPE: &'static str = "int64";
+}
+
+impl Number for i32 {
+    const DTYPE: &'static str = "int32";
+}
+
+/// Makes of one list what is known of the arrays, the struct that they are written through, and the cut of a buffer.
+macro_rules! arrays {
+    ($($name:ident: $number:ty, $axis:ident, $present:ident;)*) => {
+        /// The arrays of a tree in the order of their buffer; the gathered columns follow.
+        pub const ARRAYS: &[TreeArray] = &[$(TreeArray {
+            name: stringify!($name),
+            dtype: <$number as Number>::DTYPE,
+            axis: Axis::$axis,
+            present: Present::$present,
+            width: size_of::<$number>(),
+        }),*];
+
+        /// The arrays of one tree while they are written; those that it has not are empty. `columns`: terms of the
+        /// per-token columns; terms and samples of each per-sample column; positions of the per-token columns (empty
+        /// where samples disagree).
+        pub struct Arrays<'b> {
+            $(pub $name: &'b mut [$number],)*
+            pub columns: Vec<&'b mut [u8]>,
+        }
+
+        impl<'b> Arrays<'b> {
+            fn cut(schema: &Schema, mut pieces: impl Iterator<Item = &'b mut [u8]>) -> Self {
+                Arrays {
+                    $($name: match schema.has(Present::$present) {
+                        true => cast_slice_mut(pieces.next().unwrap_or_default()),
+                        false => &mut [],
+                    },)*
+                    columns: pieces.collect(),
+                }
+            }
+        }
+    };
+}
+
+arrays! {
+    input_ids: i64, Positions, Always;
+    position_ids: i64, Positions, Always;
+    shift_labels: i64, Positions, WithLabels;
+    parent: i32, Positions, Always;
+    subtree_end: i32, Positions, Always;
+    position_source: i32, Positions, Always;
+    position_samples: i32, Positions, Always;
+    cu_segments: i32, SegmentsAndOne, Always;
+    segment_parent: i32, Segments, Always;
+    sample_index: i32, Samples, Always;
+    sample_last_segment: i32, Samples, Always;
+    cu_terms: i32, SamplesAndOne, Always;
+    row_position: i32, Rows, Always;
+    term_row: i32, Terms, Always;
+    term_target: i32, Terms, Always;
+    term_sample: i32, Terms, Always;
+    term_source: i32, Terms, Always;
+    sampling_mask: i32, KeptIds, WithKeptSets;
+    sampling_mask_counts: i32, Rows, WithKeptSets;
+}
+
+enum Length {
+    Axis(Axis),
     /// Positions, in trees in which the samples agree on this per-token column.
     PositionsOf(usize),
 }
@@ -59,49 +189,39 @@ pub struct Field {
 
 impl Schema {
     pub fn new(samples: &Samples, label: bool) -> Self {
-        use Length::*;
         let kept = samples.kept.is_some();
-        let core = [
-            ("input_ids", Positions, 8, true),
-            ("position_ids", Positions, 8, true),
-            ("shift_labels", Positions, 8, label),
-            ("parent", Positions, 4, true),
-            ("subtree_end", Positions, 4, true),
-            ("position_source", Positions, 4, true),
-            ("position_samples", Positions, 4, true),
-            ("cu_segments", SegmentsAndOne, 4, true),
-            ("segment_parent", Segments, 4, true),
-            ("sample_index", Samples, 4, true),
-            ("sample_last_segment", Samples, 4, true),
-            ("cu_terms", SamplesAndOne, 4, true),
-            ("row_position", Rows, 4, true),
-            ("term_row", Terms, 4, true),
-            ("term_target", Terms, 4, true),
-            ("term_sample", Terms, 4, true),
-            ("term_source", Terms, 4, true),
-            ("sampling_mask", KeptIds, 4, kept),
-            ("sampling_mask_counts", Rows, 4, kept),
-        ];
-        let mut specs: Vec<Spec> = core
-            .into_iter()
-            .filter(|&(_, _, _, present)| present)
-            .map(|(name, length, width, _)| Spec { name: name.to_string(), length, width })
-            .collect();
-        let columns = || samples.token_columns.iter().enumerate();
-        let mut add = |name: String, length, width| specs.push(Spec { name, length, width });
-        for (_, column) in columns() {
-            add(format!("terms.{}", column.name), Terms, column.width);
+        let token_columns = samples.token_columns.len();
+        let mut schema = Schema { specs: Vec::new(), label, kept, token_columns };
+        for array in ARRAYS {
+            if schema.has(array.present) {
+                schema.add(array.name.to_string(), Length::Axis(array.axis), array.width);
+            }
+        }
+        for column in &samples.token_columns {
+            schema.add(format!("terms.{}", column.name), Length::Axis(Axis::Terms), column.width);
         }
         for column in &samples.sample_columns {
             if column.per_term {
-                add(format!("terms.{}", column.name), Terms, column.width);
+                schema.add(format!("terms.{}", column.name), Length::Axis(Axis::Terms), column.width);
             }
-            add(format!("samples.{}", column.name), Samples, column.width);
+            schema.add(format!("samples.{}", column.name), Length::Axis(Axis::Samples), column.width);
         }
-        for (i, column) in columns() {
-            add(format!("positions.{}", column.name), PositionsOf(i), column.width);
+        for (i, column) in samples.token_columns.iter().enumerate() {
+            schema.add(format!("positions.{}", column.name), Length::PositionsOf(i), column.width);
         }
-        Schema { specs, label, kept, token_columns: samples.token_columns.len() }
+        schema
+    }
+
+    fn add(&mut self, name: String, length: Length, width: usize) {
+        self.specs.push(Spec { name, length, width });
+    }
+
+    fn has(&self, present: Present) -> bool {
+        match present {
+            Present::Always => true,
+            Present::WithLabels => self.label,
+            Present::WithKeptSets => self.kept,
+        }
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -126,7 +246,7 @@ impl Schema {
     /// Cuts a tree's buffer into its arrays. What lies between two arrays is cleared, so that the buffer depends on
     /// the input alone.
     pub fn carve<'b>(&self, mut buffer: &'b mut [u8], sizes: &Sizes, agrees: &[bool]) -> Arrays<'b> {
-        let mut next = self.specs.iter().map(|spec| {
+        let pieces = self.specs.iter().map(|spec| {
             let bytes = spec.bytes(sizes, agrees);
             let (array, rest) = std::mem::take(&mut buffer).split_at_mut(bytes.next_multiple_of(ALIGN));
             buffer = rest;
@@ -134,29 +254,7 @@ impl Schema {
             gap.fill(0);
             array
         });
-        let mut bytes = || next.next().unwrap_or_default();
-        Arrays {
-            input_ids: cast_slice_mut(bytes()),
-            position_ids: cast_slice_mut(bytes()),
-            shift_labels: if self.label { cast_slice_mut(bytes()) } else { &mut [] },
-            parent: cast_slice_mut(bytes()),
-            subtree_end: cast_slice_mut(bytes()),
-            position_source: cast_slice_mut(bytes()),
-            position_samples: cast_slice_mut(bytes()),
-            cu_segments: cast_slice_mut(bytes()),
-            segment_parent: cast_slice_mut(bytes()),
-            sample_index: cast_slice_mut(bytes()),
-            sample_last_segment: cast_slice_mut(bytes()),
-            cu_terms: cast_slice_mut(bytes()),
-            row_position: cast_slice_mut(bytes()),
-            term_row: cast_slice_mut(bytes()),
-            term_target: cast_slice_mut(bytes()),
-            term_sample: cast_slice_mut(bytes()),
-            term_source: cast_slice_mut(bytes()),
-            sampling_mask: if self.kept { cast_slice_mut(bytes()) } else { &mut [] },
-            sampling_mask_counts: if self.kept { cast_slice_mut(bytes()) } else { &mut [] },
-            columns: next.collect(),
-        }
+        Arrays::cut(self, pieces)
     }
 
     pub fn token_columns(&self) -> usize {
@@ -166,47 +264,15 @@ impl Schema {
 
 impl Spec {
     fn rows(&self, sizes: &Sizes, agrees: &[bool]) -> Option<usize> {
-        Some(match self.length {
-            Length::Positions => sizes.padded,
-            Length::Segments => sizes.segments,
-            Length::SegmentsAndOne => sizes.segments + 1,
-            Length::Samples => sizes.samples,
-            Length::SamplesAndOne => sizes.samples + 1,
-            Length::Rows => sizes.rows,
-            Length::Terms => sizes.terms,
-            Length::KeptIds => sizes.kept_ids,
-            Length::PositionsOf(column) => return agrees[column].then_some(sizes.padded),
-        })
+        match self.length {
+            Length::Axis(axis) => Some(axis.length(sizes)),
+            Length::PositionsOf(column) => agrees[column].then_some(sizes.padded),
+        }
     }
 
     fn bytes(&self, sizes: &Sizes, agrees: &[bool]) -> usize {
         self.rows(sizes, agrees).unwrap_or(0) * self.width
     }
-}
-
-/// The arrays of one tree while they are written. `columns`: terms of the per-token columns; terms and samples of
-/// each per-sample column; positions of the per-token columns (empty where samples disagree).
-pub struct Arrays<'b> {
-    pub input_ids: &'b mut [i64],
-    pub position_ids: &'b mut [i64],
-    pub shift_labels: &'b mut [i64],
-    pub parent: &'b mut [i32],
-    pub subtree_end: &'b mut [i32],
-    pub position_source: &'b mut [i32],
-    pub position_samples: &'b mut [i32],
-    pub cu_segments: &'b mut [i32],
-    pub segment_parent: &'b mut [i32],
-    pub sample_index: &'b mut [i32],
-    pub sample_last_segment: &'b mut [i32],
-    pub cu_terms: &'b mut [i32],
-    pub row_position: &'b mut [i32],
-    pub term_row: &'b mut [i32],
-    pub term_target: &'b mut [i32],
-    pub term_sample: &'b mut [i32],
-    pub term_source: &'b mut [i32],
-    pub sampling_mask: &'b mut [i32],
-    pub sampling_mask_counts: &'b mut [i32],
-    pub columns: Vec<&'b mut [u8]>,
 }
 
 /// The arrays of a finished tree, for readers in Rust.

@@ -4,15 +4,11 @@
 //! The descendants of a node are then one contiguous range.
 
 use crate::arrays::Arrays;
+use crate::groups::Groups;
+use crate::options::Order;
 use crate::samples::{Samples, TokenColumn};
 use crate::simd::{copy_ids, iota_i32, iota_i64};
 use crate::trie::{Trie, NONE, ROOT};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    LargestFirst,
-    FirstSeen,
-}
 
 /// A node of one tree.
 #[derive(Clone, Copy)]
@@ -72,8 +68,8 @@ pub struct Shape {
     /// For each per-token column: the first two samples that disagree on it.
     pub disagreements: Vec<Option<Disagreement>>,
     fresh: Vec<u32>,
-    child_offsets: Vec<u32>,
-    child_list: Vec<u32>,
+    /// The roots, then the children of each place.
+    children: Groups,
     stack: Vec<u32>,
 }
 
@@ -87,8 +83,7 @@ impl Shape {
             segments: 0,
             disagreements: Vec::new(),
             fresh: Vec::new(),
-            child_offsets: Vec::new(),
-            child_list: Vec::new(),
+            children: Groups::default(),
             stack: Vec::new(),
         }
     }
@@ -180,44 +175,24 @@ impl Shape {
 
     /// Depth-first order. Places are in order of first arrival, and so are the children of each before they are sorted.
     fn sort(&mut self, order: Order) {
-        let count = self.places.len();
-        // A slot for the roots, then one for the children of each place.
-        let slot = |parent: u32| parent.wrapping_add(1) as usize;
-        self.child_offsets.clear();
-        self.child_offsets.resize(count + 2, 0);
-        for place in &self.places {
-            self.child_offsets[slot(place.parent) + 1] += 1;
-        }
-        for i in 0..count + 1 {
-            self.child_offsets[i + 1] += self.child_offsets[i];
-        }
-        self.child_list.clear();
-        self.child_list.resize(count, 0);
-        // Filled from the back, which moves the end of slot s, kept at s + 1, to its start.
-        for i in (0..count).rev() {
-            let next = &mut self.child_offsets[slot(self.places[i].parent) + 1];
-            *next -= 1;
-            self.child_list[*next as usize] = i as u32;
-        }
-        let children = |slot: usize, starts: &[u32]| {
-            let end = starts.get(slot + 2).copied().unwrap_or(count as u32);
-            starts[slot + 1] as usize..end as usize
-        };
+        // Group 0 are the roots, whose parent is `NONE`, group p + 1 the children of place p.
+        let group = |parent: u32| parent.wrapping_add(1);
+        let places = self.places.iter().enumerate();
+        self.children.fill(self.places.len() + 1, places.map(|(at, place)| (group(place.parent), at as u32)));
         if order == Order::LargestFirst {
-            for slot in 0..count + 1 {
-                let range = children(slot, &self.child_offsets);
-                if range.len() > 1 {
-                    self.child_list[range].sort_by_key(|&child| std::cmp::Reverse(self.places[child as usize].size));
+            for at in 0..self.places.len() as u32 + 1 {
+                let siblings = self.children.of_mut(at);
+                if siblings.len() > 1 {
+                    siblings.sort_by_key(|&child| std::cmp::Reverse(self.places[child as usize].size));
                 }
             }
         }
         self.order.clear();
         self.stack.clear();
-        self.stack.extend(self.child_list[children(0, &self.child_offsets)].iter().rev());
+        self.stack.extend(self.children.of(group(NONE)).iter().rev());
         while let Some(place) = self.stack.pop() {
             self.order.push(place);
-            let range = children(slot(place), &self.child_offsets);
-            self.stack.extend(self.child_list[range].iter().rev());
+            self.stack.extend(self.children.of(group(place)).iter().rev());
         }
     }
 

@@ -4,8 +4,11 @@
 //! The crate knows no Python (that is the feature `python`). Modules import in one direction:
 //!
 //! ```text
-//! error <- samples <- trie <- plan <- layout <- terms <- writer <- pack <- stream
-//! simd, padding, runs, kept, arrays, arena, slab, tiles: one job each, beside them
+//! error, simd <- samples <- runs, trie <- kept_sets <- plan, terms
+//! error <- options <- plan, layout
+//! arrays, trie <- layout <- terms <- writer
+//! plan, layout, slab <- packed <- writer <- pack, stream
+//! groups, padding, arena, tiles: one job each, beside them
 //! ```
 //!
 //! ```
@@ -19,9 +22,12 @@
 mod arena;
 mod arrays;
 mod error;
-mod kept;
+mod groups;
+mod kept_sets;
 mod layout;
+mod options;
 mod pack;
+mod packed;
 mod padding;
 mod plan;
 mod runs;
@@ -37,12 +43,14 @@ mod writer;
 #[cfg(feature = "python")]
 mod python;
 
-pub use arrays::{Field, Sizes, TreeView, ALIGN};
-pub use error::{Fault, PackError, MAX_INDEX};
-pub use layout::{Disagreement, Order};
-pub use pack::{pack, Options, Packed, Skipped, Stats, Tree};
+pub use arrays::{Axis, Field, Present, Sizes, TreeArray, TreeView, ALIGN, ARRAYS};
+pub use error::{Fault, PackError, Words, MAX_INDEX};
+pub use layout::Disagreement;
+pub use options::{Options, Order, Placement};
+pub use pack::pack;
+pub use packed::{Packed, Skipped, Stats, Tree};
 pub use padding::{mask_bytes, token_spans, Bits};
-pub use plan::{Balance, Placement};
+pub use plan::{work, Balance};
 pub use samples::{KeptSets, SampleColumn, Samples, TokenColumn};
 pub use stream::{Added, Stream};
-pub use tiles::{tile_lists, TileLists, MIN_RUN};
+pub use tiles::{tile_lists, TileLists, MIN_RUN, TILE_SIZES};

@@ -71,8 +71,7 @@ impl Runs {
             at = run_end(mask, at, 0);
             let end = run_end(mask, at, 1);
             if end < mask.len() && mask[end] != 0 {
-                let (token, value) = (end, mask[end]);
-                return Err(Fault::MaskValue { token, value }.in_sample(sample));
+                return Err(Fault::MaskValue { value: mask[end] }.at_token(sample, end));
             }
             let start = at.max(1);
             if start < end {
@@ -114,7 +113,7 @@ mod tests {
     fn other_values_are_refused_where_they_stand() {
         for (mask, token) in [(vec![2u8], 0), (vec![0, 1, 3, 1], 2), (vec![0, 7], 1)] {
             let value = mask[token];
-            assert_eq!(runs(&mask), Err(Fault::MaskValue { token, value }.in_sample(0)));
+            assert_eq!(runs(&mask), Err(Fault::MaskValue { value }.at_token(0, token)));
         }
     }
 

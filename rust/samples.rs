@@ -72,7 +72,7 @@ impl<'a> Samples<'a> {
         }
         if raw > MAX_INDEX {
             let what = "tokens";
-            return Err(PackError::TooMany { what, has: raw });
+            return Err(Fault::TooMany { what, has: raw }.into());
         }
         if let Some(mask) = &self.mask {
             self.check_rows("completion_mask", 1, mask)?;
@@ -95,13 +95,13 @@ impl<'a> Samples<'a> {
             return Ok(());
         }
         let (column, samples) = (column.to_string(), self.len());
-        Err(PackError::ColumnCount { column, has, samples })
+        Err(Fault::ColumnCount { column, has, samples }.into())
     }
 
     fn check_rows<T>(&self, name: &str, width: usize, rows: &[&[T]]) -> Result<(), PackError> {
         self.check_count(name, rows.len())?;
         for (sample, (ids, row)) in self.ids.iter().zip(rows).enumerate() {
-            if row.len() != ids.len() * width {
+            if Some(row.len()) != ids.len().checked_mul(width) {
                 return Err(length_error(sample, name, row.len() / width.max(1), ids.len()));
             }
         }
@@ -132,7 +132,7 @@ impl<'a> Samples<'a> {
     pub fn find_bad_id(&self, max: u64) -> Option<PackError> {
         for (sample, ids) in self.ids.iter().enumerate() {
             if let Some((token, &id)) = ids.iter().enumerate().find(|(_, &id)| id as u64 > max) {
-                return Some(Fault::TokenId { token, id, max }.in_sample(sample));
+                return Some(Fault::TokenId { id, max }.at_token(sample, token));
             }
         }
         None

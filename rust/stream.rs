@@ -6,9 +6,10 @@
 
 use crate::arena::{describe_columns, Arena};
 use crate::error::{Fault, PackError, MAX_INDEX};
-use crate::kept::KeptIndex;
-use crate::pack::{Options, Packed, Skipped};
-use crate::plan::{has_room, split_for_ranks, work, Balance, Demand, Forest, Holders, Limits, Room};
+use crate::kept_sets::KeptIndex;
+use crate::options::{Limits, Options};
+use crate::packed::{Packed, Skipped};
+use crate::plan::{has_room, split_for_ranks, work, Balance, Demand, Forest, Room, TreesOfNode};
 use crate::runs::Runs;
 use crate::samples::Samples;
 use crate::trie::{Trie, ROOT};
@@ -46,7 +47,7 @@ struct Batch {
     runs: Runs,
     kept: KeptIndex,
     trie: Trie,
-    holders: Holders,
+    trees_of_node: TreesOfNode,
     tree_of: Vec<u32>,
     trees: Vec<Open>,
 }
@@ -59,7 +60,7 @@ impl Stream {
 
     /// Takes the one sample of `sample`. An error leaves the stream as it was.
     pub fn add(&mut self, sample: &Samples) -> Result<Added, PackError> {
-        let checked = self.check(sample).map_err(|error| error.counted_from(self.count))?;
+        let checked = self.check(sample).map_err(|error| self.numbered(error))?;
         let Checked { runs, kept, overlong } = checked;
         if let Some(reason) = overlong {
             let skipped = Skipped { sample: self.count, tokens: sample.ids[0].len(), reason };
@@ -106,7 +107,7 @@ impl Stream {
     fn check(&self, sample: &Samples) -> Result<Checked, PackError> {
         if sample.len() != 1 {
             let (got, allowed) = (format!("{} samples", sample.len()), "one at a time".to_string());
-            return Err(PackError::Option { option: "Stream::add", got, allowed });
+            return Err(Fault::Option { option: "Stream::add", got, allowed }.into());
         }
         sample.check()?;
         if let Some(batch) = self.batch.as_ref().filter(|batch| !batch.arena.has_columns_of(sample)) {
@@ -130,8 +131,13 @@ impl Stream {
         if let Some(reason) = overlong.clone().filter(|_| !self.options.skip_overlong) {
             return Err(reason);
         }
-        let overlong = overlong.map(|reason| reason.counted_from(self.count));
+        let overlong = overlong.map(|reason| self.numbered(reason));
         Ok(Checked { runs, kept, overlong })
+    }
+
+    /// An error of the one sample of a call, with the number that the sample has in the stream.
+    fn numbered(&self, error: PackError) -> PackError {
+        PackError { sample: error.sample.map(|_| self.count), ..error }
     }
 }
 
@@ -149,7 +155,7 @@ impl Batch {
             runs: Runs::empty(),
             kept: KeptIndex::empty(),
             trie: Trie::with_capacity(0),
-            holders: Holders::new(1),
+            trees_of_node: TreesOfNode::new(1),
             tree_of: Vec::new(),
             trees: Vec::new(),
         };
@@ -162,7 +168,7 @@ impl Batch {
         self.runs.clear();
         self.kept = KeptIndex::empty();
         self.trie = Trie::with_capacity(0);
-        self.holders = Holders::new(1);
+        self.trees_of_node = TreesOfNode::new(1);
         self.tree_of.clear();
         self.trees = vec![Open { free: limits.room(), tokens: 0, work: 0 }; ranks];
     }
@@ -174,9 +180,9 @@ impl Batch {
         }
         self.arena.push(sample);
         self.trie.insert(&self.arena);
-        self.holders.grow(self.trie.nodes.len());
+        self.trees_of_node.grow(self.trie.nodes.len());
         if let Some((upper, lower)) = self.trie.cut {
-            self.holders.copy(lower, upper);
+            self.trees_of_node.copy(lower, upper);
         }
         true
     }
@@ -204,7 +210,7 @@ impl Batch {
             if room[0] > most_free {
                 return None;
             }
-            let found = least_work(&mut self.holders.trees(node).iter().copied(), room);
+            let found = least_work(&mut self.trees_of_node.trees(node).iter().copied(), room);
             if found.is_some() {
                 return found;
             }
@@ -217,8 +223,8 @@ impl Batch {
         let open = &mut self.trees[tree as usize];
         let mut node = self.trie.leaf.last().copied().unwrap_or(ROOT);
         let mut pairs = 0;
-        while node != ROOT && !self.holders.holds(node, tree) {
-            self.holders.add(node, tree);
+        while node != ROOT && !self.trees_of_node.holds(node, tree) {
+            self.trees_of_node.add(node, tree);
             pairs += self.trie.nodes[node as usize].pairs();
             node = self.trie.nodes[node as usize].parent;
         }

@@ -7,7 +7,8 @@
 use hashbrown::HashTable;
 
 use crate::arrays::Arrays;
-use crate::kept::{same_set, set_hash, KeptIndex};
+use crate::groups::Groups;
+use crate::kept_sets::{same_set, set_hash, KeptIndex};
 use crate::layout::{Place, Shape};
 use crate::runs::Runs;
 use crate::samples::{KeptSets, SampleColumn, Samples, TokenColumn};
@@ -243,8 +244,8 @@ struct KeptRows {
     ids: usize,
     /// (position, sample, term of the call) of each term of the tree.
     terms: Vec<(u32, u32, u32)>,
-    starts: Vec<u32>,
-    by_position: Vec<u32>,
+    /// Terms by position, in their order where several share one.
+    by_position: Groups,
     table: HashTable<u32>,
 }
 
@@ -258,23 +259,22 @@ struct KeptRow {
 impl KeptRows {
     fn plan(&mut self, pieces: &[Piece], positions: usize, members: &[u32], sets: &KeptSets, index: &KeptIndex) {
         self.list_terms(pieces, members, index);
-        self.group(positions);
+        let terms = self.terms.iter().enumerate();
+        self.by_position.fill(positions, terms.map(|(term, &(position, ..))| (position, term as u32)));
         self.rows.clear();
         self.ids = 0;
         self.term_row.clear();
         self.term_row.resize(self.terms.len(), 0);
-        let groups = std::mem::take(&mut self.starts);
-        for position in 0..positions {
-            let group = groups[position] as usize..groups[position + 1] as usize;
+        let by_position = std::mem::take(&mut self.by_position);
+        for position in 0..positions as u32 {
             let first = self.rows.len();
             self.table.clear();
-            for slot in group {
-                let term = self.by_position[slot];
+            for &term in by_position.of(position) {
                 let row = self.find_or_add(first, term, sets, index);
                 self.term_row[term as usize] = row;
             }
         }
-        self.starts = groups;
+        self.by_position = by_position;
     }
 
     fn list_terms(&mut self, pieces: &[Piece], members: &[u32], index: &KeptIndex) {
@@ -290,25 +290,6 @@ impl KeptRows {
                 self.terms.push((piece.at + i, sample, term + i));
             }
             term += piece.length;
-        }
-    }
-
-    /// Sorts the terms by position, in their order where several share one.
-    fn group(&mut self, positions: usize) {
-        self.starts.clear();
-        self.starts.resize(positions + 2, 0);
-        for &(position, ..) in &self.terms {
-            self.starts[position as usize + 2] += 1;
-        }
-        for i in 0..positions {
-            self.starts[i + 2] += self.starts[i + 1];
-        }
-        self.by_position.clear();
-        self.by_position.resize(self.terms.len(), 0);
-        for (term, &(position, ..)) in self.terms.iter().enumerate() {
-            let next = &mut self.starts[position as usize + 1];
-            self.by_position[*next as usize] = term as u32;
-            *next += 1;
         }
     }
 

@@ -14,6 +14,9 @@
 //! A key tile is visible from its own query tile until its last subtree ends and never again, so one list of the tiles
 //! still alive is swept once over the query tiles: what is emitted is what is looked at, and a tile is dropped once.
 
+/// Tile sizes for which lists are made: the forward kernels read the first, those of dQ the second.
+pub const TILE_SIZES: [usize; 2] = [128, 64];
+
 /// A run of full tiles shorter than this is listed as partial tiles: masking them costs less than a kernel loop of their own.
 pub const MIN_RUN: usize = 2;
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use crate::arrays::{Arrays, Schema, Sizes};
-use crate::error::{PackError, MAX_INDEX};
-use crate::kept::KeptIndex;
+use crate::error::{Fault, PackError, MAX_INDEX};
+use crate::groups::Groups;
+use crate::kept_sets::KeptIndex;
 use crate::layout::{write_padding, write_position_column, write_positions, Shape};
-use crate::pack::{Options, Packed, Stats, Tree};
+use crate::options::Options;
+use crate::packed::{Packed, Stats, Tree};
 use crate::plan::Forest;
 use crate::runs::Runs;
 use crate::samples::{KeptSets, Samples};
@@ -28,10 +30,10 @@ impl Writer<'_, '_> {
     /// Lays out tree by tree into one slab. Ids are checked on the way.
     pub fn write(&self, forest: &Forest, kept_totals: &[u64]) -> Result<Packed, PackError> {
         let schema = Schema::new(self.samples, self.options.label_branching);
-        let (starts, members) = forest.members();
-        let bound = self.bound(&schema, forest, &starts, &members, kept_totals);
-        let mut slab =
-            Slab::new(bound).map_err(|error| PackError::Memory { bytes: bound as u64, error: error.to_string() })?;
+        let members = forest.members();
+        let bound = self.bound(&schema, forest, &members, kept_totals);
+        let no_memory = |error: std::io::Error| Fault::Memory { bytes: bound as u64, error: error.to_string() };
+        let mut slab = Slab::new(bound).map_err(no_memory)?;
         let offsets = self.samples.offsets();
         let mut shape = Shape::new(self.trie);
         let mut terms = Terms::default();
@@ -39,7 +41,7 @@ impl Writer<'_, '_> {
         let mut stats = Stats::default();
         let (mut at, mut bad) = (0, 0);
         for tree in 0..forest.tokens.len() {
-            let members = &members[starts[tree] as usize..starts[tree + 1] as usize];
+            let members = members.of(tree as u32);
             shape.build(self.trie, self.samples, members, self.options.order);
             terms.plan(&shape, self.trie, self.runs, members, self.kept);
             let padded = self.padded(shape.positions);
@@ -77,10 +79,10 @@ impl Writer<'_, '_> {
     }
 
     /// Bytes that the trees need at most. Exact but for segments, rows, kept ids and columns on which samples disagree.
-    fn bound(&self, schema: &Schema, forest: &Forest, starts: &[u32], members: &[u32], kept: &[u64]) -> usize {
+    fn bound(&self, schema: &Schema, forest: &Forest, members: &Groups, kept: &[u64]) -> usize {
         let agrees = vec![true; schema.token_columns()];
         let bytes = |tree: usize| {
-            let members = &members[starts[tree] as usize..starts[tree + 1] as usize];
+            let members = members.of(tree as u32);
             let positions = forest.tokens[tree] as usize;
             let terms = members.iter().map(|&sample| self.runs.terms[sample as usize] as usize).sum();
             let sizes = Sizes {

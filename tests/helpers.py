@@ -6,32 +6,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 import treepack
+from treepack import _core
 
 # The placement of the oracle: each sample into the first tree that holds it. What does not depend on the placement
 # calls `treepack.pack` with its default.
 first_fit = partial(treepack.pack, placement="first_fit")
 
-INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
-ARRAYS = {
-    "input_ids": INT64,
-    "position_ids": INT64,
-    "parent": INT32,
-    "subtree_end": INT32,
-    "position_source": INT32,
-    "position_samples": INT32,
-    "cu_segments": INT32,
-    "segment_parent": INT32,
-    "sample_index": INT32,
-    "sample_last_segment": INT32,
-    "row_position": INT32,
-    "term_row": INT32,
-    "term_target": INT32,
-    "term_sample": INT32,
-    "term_source": INT32,
-    "cu_terms": INT32,
-    "sampling_mask": INT32,
-    "sampling_mask_counts": INT32,
-}
+# The arrays that every tree has, and their dtypes; test_border_core.py compares the list with docs/layout.md.
+ARRAYS = {name: np.dtype(dtype) for name, dtype, _, when in _core.ARRAYS if when != "label branching"}
 COUNTS = (
     "samples",
     "raw_tokens",
@@ -169,7 +151,7 @@ def assert_same(packed, forest, branching="token"):
             assert (array.dtype, array.ndim) == (dtype, 1), name
             assert array.tolist() == expected[name], name
         if branching == "label":
-            assert tree.shift_labels.dtype == INT64
+            assert tree.shift_labels.dtype == np.int64
             assert tree.shift_labels.tolist() == expected["shift_labels"]
         assert tree.num_tokens == len(expected["input_ids"])
         for name, values in expected["terms"].items():

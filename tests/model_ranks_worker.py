@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import treepack
-from treepack.logprobs import term_log_probs
+from treepack import term_log_probs
 
 STEPS = 2  # a static graph is learned in the first
 

@@ -47,14 +47,14 @@ def rollouts(groups=12, answers=4, prompt=30, answer=10, seed=0, kept=False):
 def assert_equal(tree, expected):
     """Every array with its dtype and shape, every column, tiles, disagreements, and the buffer byte by byte."""
     assert tree._fields == expected._fields
-    assert list(tree._fields) == list(expected._fields)
-    for name in expected._fields:
-        a, b = tree._array(name), expected._array(name)
+    assert list(tree.arrays) == list(expected.arrays)
+    for name, b in expected.arrays.items():
+        a = tree.arrays[name]
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert a.tobytes() == b.tobytes(), name
     assert tree.buffer.tobytes() == expected.buffer.tobytes()
-    assert dict(tree._formats) == dict(expected._formats)
-    assert dict(tree._disagreements) == dict(expected._disagreements)
+    assert dict(tree.column_formats) == dict(expected.column_formats)
+    assert dict(tree.disagreements) == dict(expected.disagreements)
     for kind in ("terms", "samples", "positions"):
         assert sorted(getattr(tree, kind)) == sorted(getattr(expected, kind)), kind
     assert tree.sampling_mask.tolist() == expected.sampling_mask.tolist()

@@ -27,7 +27,7 @@ def version():
 
 
 def test_one_version():
-    package = (ROOT / "python" / "treepack" / "__init__.py").read_text(encoding="utf-8")
+    package = (ROOT / "python" / "treepack" / "_version.py").read_text(encoding="utf-8")
     assert f'__version__ = "{version()}"' in package
     lock = (ROOT / "Cargo.lock").read_text(encoding="utf-8")
     assert f'name = "treepack"\nversion = "{version()}"' in lock

@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import treepack
 import treepack.integrations.transformers
-from treepack.logprobs import term_log_probs
+from treepack import term_log_probs
 
 # Tensors here are so small that handing them to other threads costs more than computing them.
 torch.set_num_threads(1)

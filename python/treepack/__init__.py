@@ -9,15 +9,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._core import PackError
 from ._optional import require
+from ._version import __version__ as __version__
+from .errors import PackError
 from .packing import Packer, pack
 from .tree.packed import Packed, Skipped, Stats
 from .tree.tree import PackedTree
 
 if TYPE_CHECKING:
     from .attention import tree_attention
-    from .logprobs import term_log_probs
+    from .integrations.transformers.logprobs import term_log_probs
     from .reports import report
 
 __all__ = [
@@ -32,19 +33,27 @@ __all__ = [
     "term_log_probs",
     "tree_attention",
 ]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     # What needs torch or an extra is loaded when it is first used.
-    if name in ("tree_attention", "term_log_probs"):
-        require("torch", f"treepack.{name}", "torch")
+    if name == "tree_attention":
+        require("torch", "treepack.tree_attention", "torch")
         from .attention import tree_attention
-        from .logprobs import term_log_probs
 
-        return tree_attention if name == "tree_attention" else term_log_probs
+        return tree_attention
+    if name == "term_log_probs":
+        require("torch", "treepack.term_log_probs", "torch")
+        require("transformers", "treepack.term_log_probs", "transformers")
+        from .integrations.transformers.logprobs import term_log_probs
+
+        return term_log_probs
     if name == "report":
         from .reports import report
 
         return report
     raise AttributeError(f"module 'treepack' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,7 +5,12 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from .errors import PackError
+
 __all__ = [
+    "ALIGN",
+    "ARRAYS",
+    "TILE_SIZES",
     "Formats",
     "PackError",
     "PackStream",
@@ -17,12 +22,20 @@ __all__ = [
     "pack_ready",
     "tile_lists",
     "token_spans",
+    "work",
 ]
 
 _Format = tuple[str, np.dtype[Any], list[int]]
 
-class PackError(ValueError):
-    """Input that cannot be packed; says which sample, what it has, what is allowed."""
+ALIGN: int
+"""Every array of a tree starts at a multiple of this many bytes."""
+
+ARRAYS: tuple[tuple[str, str, str, str], ...]
+"""(name, dtype, length, when) of the arrays of a tree in the order of their buffer. Lengths are in the letters of
+docs/layout.md: "N", "S+1", ...; when there is one: "always", "label branching" or "kept sets"."""
+
+TILE_SIZES: tuple[int, ...]
+"""Tile sizes of the lists that attention reads: the forward kernels the first, those of dQ the second."""
 
 def columns(samples: list[Any], optional: list[str]) -> dict[Any, list[Any]]:
     """Turn a list of dicts into one list per column. Every sample must have the columns of the first, but for the
@@ -39,7 +52,7 @@ def mask_bytes(
     value is neither 0 nor 1."""
 
 def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
-    """Pack `inputs.Inputs` under the keywords of `options.keywords`. Releases the GIL."""
+    """Pack `inputs.Inputs` under `PackOptions.for_rust()`. Releases the GIL."""
 
 def pack_ready(samples: list[Any], formats: Formats, keywords: dict[str, Any]) -> PackedTrees | None:
     """Pack a list of dicts whose columns are all ready; None if one is not. Releases the GIL."""
@@ -52,6 +65,9 @@ def tile_lists(
 def token_spans(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """(starts, ends), each (B,): where the tokens of each row of an attention mask (B, S), of integers or booleans, lie
     in the flattened batch. None where a row has a hole between tokens, or a value that is neither 0 nor 1."""
+
+def work(pairs: int, tokens: int) -> int:
+    """Work of trees with so many (query, key) pairs and positions, by which ranks are balanced."""
 
 @final
 class Formats:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ._core import PackError
 from .tree.layout import dummy_tree, formats_of
-from .tree.tree import PackedTree
+from .tree.tree import HostTree
 
 if TYPE_CHECKING:
     from .inputs.columns import Format
@@ -39,7 +39,7 @@ __all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
 class Aligned(NamedTuple):
     """The trees of this rank, as many as those of every other rank, and the normaliser."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     """Dummies come last."""
     terms: int
     """Loss terms over all micro-batches and ranks. 0 where no rank has any: skip the step."""
@@ -54,9 +54,7 @@ class _Summary(NamedTuple):
     label: bool
 
 
-def align(
-    trees: Iterable[PackedTree], group: dist.ProcessGroup | None = None, *, pad_to_multiple_of: int = 1
-) -> Aligned:
+def align(trees: Iterable[HostTree], group: dist.ProcessGroup | None = None, *, pad_to_multiple_of: int = 1) -> Aligned:
     """Append dummy trees until every rank has the same number, and count the loss terms of all ranks.
 
     One `all_gather_object`; every rank of the group must call this, one without samples (`[]`) too. Call it on host
@@ -147,5 +145,5 @@ def _shown(formats: Mapping[str, Format] | None, other: Mapping[str, Format] | N
     return "[" + ", ".join(f"{name} {dtype}{list(tail) if tail else ''}" for name, (dtype, tail) in kept.items()) + "]"
 
 
-def _is_label(tree: PackedTree) -> bool:
-    return "shift_labels" in tree._fields
+def _is_label(tree: HostTree) -> bool:
+    return "shift_labels" in tree.arrays

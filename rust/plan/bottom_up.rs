@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::fit::{has_room, Room};
+use super::demand::Demand;
+use super::forest::Forest;
 use super::outline::Outline;
-use super::{Demand, Forest, Limits};
+use super::room::{has_room, Room};
+use crate::options::Limits;
 use crate::trie::{Trie, NONE, ROOT};
 
 /// Pieces handled per node and sample, at most: a bound on the time of a trie that is deep and wide at once.

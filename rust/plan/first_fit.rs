@@ -1,17 +1,20 @@
 //! First fit: samples in arrival order, each into the first tree in which its additional positions, terms and kept ids
 //! fit; else into a new tree.
 
-use super::fit::{FirstFit, Room};
-use super::holders::Holders;
-use super::{Demand, Forest, Limits};
-use crate::kept::KeptPrice;
+use super::demand::Demand;
+use super::forest::Forest;
+use super::room::Room;
+use super::tournament::Tournament;
+use super::trees_of_node::TreesOfNode;
+use crate::kept_sets::KeptPrice;
+use crate::options::Limits;
 use crate::trie::{Trie, NONE, ROOT};
 
 /// O(samples x path nodes visited x log trees). A tree that holds a node of the sample's path needs only what lies below
 /// that node, so the walk goes from the leaf up, and ends where no earlier tree could be found any more.
 pub fn first_fit(trie: &Trie, demand: &Demand, limits: &Limits, price: Option<KeptPrice>) -> Forest {
-    let holders = Holders::new(trie.nodes.len());
-    let mut state = State { trie, holders, free: Vec::new(), all: FirstFit::default(), price };
+    let trees_of_node = TreesOfNode::new(trie.nodes.len());
+    let mut state = State { trie, trees_of_node, free: Vec::new(), all: Tournament::default(), price };
     let mut tree_of = Vec::with_capacity(trie.leaf.len());
     for sample in 0..demand.lengths.len() as u32 {
         if demand.left_out[sample as usize] {
@@ -39,9 +42,9 @@ pub fn first_fit(trie: &Trie, demand: &Demand, limits: &Limits, price: Option<Ke
 
 struct State<'a> {
     trie: &'a Trie,
-    holders: Holders,
+    trees_of_node: TreesOfNode,
     free: Vec<Room>,
-    all: FirstFit,
+    all: Tournament,
     price: Option<KeptPrice>,
 }
 
@@ -56,7 +59,7 @@ impl State<'_> {
         let mut node = self.trie.leaf[sample as usize];
         while node != ROOT && best != 0 {
             let room = [need[0] - self.trie.nodes[node as usize].end, need[1], need[2]];
-            best = self.holders.first(node, room, best, free, affordable);
+            best = self.trees_of_node.first(node, room, best, free, affordable);
             // Nodes further up leave more to add: if no earlier tree has this much room, none will do.
             if best != NONE && self.all.first(0, room).is_none_or(|tree| tree as u32 >= best) {
                 return best;
@@ -75,8 +78,8 @@ impl State<'_> {
 
     fn commit(&mut self, sample: u32, need: Room, tree: u32) {
         let mut node = self.trie.leaf[sample as usize];
-        while node != ROOT && !self.holders.holds(node, tree) {
-            self.holders.add(node, tree);
+        while node != ROOT && !self.trees_of_node.holds(node, tree) {
+            self.trees_of_node.add(node, tree);
             node = self.trie.nodes[node as usize].parent;
         }
         let room = &mut self.free[tree as usize];

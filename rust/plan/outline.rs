@@ -1,7 +1,10 @@
 //! The trie from above: children, and what each subtree needs.
 
-use super::fit::{has_room, Room};
-use super::{Demand, Forest, Limits};
+use super::demand::Demand;
+use super::forest::Forest;
+use super::room::{has_room, Room};
+use crate::groups::Groups;
+use crate::options::Limits;
 use crate::trie::{Trie, NONE, ROOT};
 
 pub struct Outline {
@@ -9,10 +12,9 @@ pub struct Outline {
     pub order: Vec<u32>,
     /// Positions (the node's own included), terms and kept ids of the subtree.
     pub need: Vec<Room>,
-    child_starts: Vec<u32>,
-    child_list: Vec<u32>,
-    sample_starts: Vec<u32>,
-    sample_list: Vec<u32>,
+    children: Groups,
+    /// Samples by the node at which they end.
+    samples: Groups,
 }
 
 impl Outline {
@@ -31,16 +33,11 @@ impl Outline {
             }
         }
         let below_root = || (1..nodes as u32).filter(|&node| used[node as usize]);
-        let (child_starts, child_list) =
-            group(nodes, below_root().map(|node| (trie.nodes[node as usize].parent, node)));
-        let (sample_starts, sample_list) = group(nodes, samples().map(|sample| (leaf(sample) as u32, sample)));
         let mut out = Outline {
             order: Vec::with_capacity(nodes),
             need: vec![[0; 3]; nodes],
-            child_starts,
-            child_list,
-            sample_starts,
-            sample_list,
+            children: Groups::new(nodes, below_root().map(|node| (trie.nodes[node as usize].parent, node))),
+            samples: Groups::new(nodes, samples().map(|sample| (leaf(sample) as u32, sample))),
         };
         let mut stack = vec![ROOT];
         while let Some(node) = stack.pop() {
@@ -66,12 +63,12 @@ impl Outline {
     }
 
     pub fn children(&self, node: u32) -> &[u32] {
-        &self.child_list[self.child_starts[node as usize] as usize..self.child_starts[node as usize + 1] as usize]
+        self.children.of(node)
     }
 
     /// Samples that end at the node.
     pub fn samples(&self, node: u32) -> &[u32] {
-        &self.sample_list[self.sample_starts[node as usize] as usize..self.sample_starts[node as usize + 1] as usize]
+        self.samples.of(node)
     }
 
     /// Whether a tree can hold the whole subtree, with the path down to it.
@@ -100,22 +97,4 @@ impl Outline {
             stack.extend(self.children(node));
         }
     }
-}
-
-/// Values by key, in their order: `list[starts[key]..starts[key + 1]]`.
-fn group(keys: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0u32; keys + 2];
-    for (key, _) in pairs.clone() {
-        starts[key as usize + 2] += 1;
-    }
-    for i in 2..starts.len() {
-        starts[i] += starts[i - 1];
-    }
-    let mut list = vec![0; starts[keys + 1] as usize];
-    for (key, value) in pairs {
-        let next = &mut starts[key as usize + 1];
-        list[*next as usize] = value;
-        *next += 1;
-    }
-    (starts, list)
 }

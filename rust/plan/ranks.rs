@@ -1,6 +1,10 @@
 //! Trees for several ranks: micro-batches of one tree per rank, none empty, balanced by work.
 
-use super::{place, Demand, Forest, Limits, Placement};
+use super::demand::Demand;
+use super::forest::Forest;
+use super::place::place;
+use crate::groups::Groups;
+use crate::options::{Limits, Placement};
 use crate::trie::{Trie, NONE, ROOT};
 
 /// Work of a position beside its attention, in (query, key) pairs. A transformer layer spends about 24 h^2 FLOPs on a
@@ -22,7 +26,7 @@ pub struct Balance {
 
 /// Work of a tree: attention pairs plus a linear term per position.
 pub fn work(pairs: u64, tokens: u64) -> u64 {
-    pairs + PAIRS_PER_TOKEN * tokens
+    pairs.saturating_add(PAIRS_PER_TOKEN.saturating_mul(tokens))
 }
 
 /// Splits and orders the trees of a placement for `ranks`: tree `m * ranks + r` is that of rank r in micro-batch m.
@@ -85,10 +89,9 @@ pub fn split_for_ranks(trie: &Trie, forest: Forest, ranks: usize) -> (Forest, Or
     let samples = forest.tree_of.len();
     let mut splitter =
         Splitter { trie, seen: vec![NONE; trie.nodes.len()], stamp: 0, place: dfs_places(trie, samples) };
-    let (starts, members) = forest.members();
-    let mut trees: Vec<Part> = (0..forest.tokens.len())
-        .map(|tree| splitter.part(members[starts[tree] as usize..starts[tree + 1] as usize].to_vec()))
-        .collect();
+    let members = forest.members();
+    let mut trees: Vec<Part> =
+        (0..forest.tokens.len()).map(|tree| splitter.part(members.of(tree as u32).to_vec())).collect();
     let slots = trees.len().next_multiple_of(ranks).max(if trees.is_empty() { 0 } else { ranks });
     while trees.len() < slots {
         let splittable = trees.iter().enumerate().filter(|(_, part)| part.members.len() > 1);
@@ -186,17 +189,15 @@ impl Splitter<'_> {
 
 /// Place of each of the first `samples` samples in a depth-first walk over the trie.
 fn dfs_places(trie: &Trie, samples: usize) -> Vec<u32> {
-    let mut children: Vec<Vec<u32>> = vec![Vec::new(); trie.nodes.len()];
-    for (node, edge) in trie.nodes.iter().enumerate().skip(1) {
-        children[edge.parent as usize].push(node as u32);
-    }
+    let below_root = trie.nodes.iter().enumerate().skip(1);
+    let children = Groups::new(trie.nodes.len(), below_root.map(|(node, edge)| (edge.parent, node as u32)));
     let mut place = vec![0; trie.nodes.len()];
     let mut stack = vec![ROOT];
     let mut next = 0;
     while let Some(node) = stack.pop() {
         place[node as usize] = next;
         next += 1;
-        stack.extend(children[node as usize].iter().rev());
+        stack.extend(children.of(node).iter().rev());
     }
     trie.leaf[..samples].iter().map(|&leaf| place[leaf as usize]).collect()
 }

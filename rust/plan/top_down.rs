@@ -6,10 +6,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::fit::{FirstFit, Room};
-use super::holders::Holders;
+use super::demand::Demand;
+use super::forest::Forest;
 use super::outline::Outline;
-use super::{Demand, Forest, Limits};
+use super::room::Room;
+use super::tournament::Tournament;
+use super::trees_of_node::TreesOfNode;
+use crate::options::Limits;
 use crate::trie::{Trie, NONE, ROOT};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,9 +28,9 @@ struct State<'a> {
     outline: &'a Outline,
     demand: &'a Demand<'a>,
     limits: &'a Limits,
-    holders: Holders,
+    trees_of_node: TreesOfNode,
     free: Vec<Room>,
-    all: FirstFit,
+    all: Tournament,
     /// Free tokens over all trees.
     left: u64,
     /// Largest reach first, then in the order in which they came up.
@@ -44,9 +47,9 @@ pub fn top_down(trie: &Trie, outline: &Outline, demand: &Demand, limits: &Limits
         outline,
         demand,
         limits,
-        holders: Holders::new(trie.nodes.len()),
+        trees_of_node: TreesOfNode::new(trie.nodes.len()),
         free: Vec::new(),
-        all: FirstFit::default(),
+        all: Tournament::default(),
         left: 0,
         queue: BinaryHeap::new(),
         queued: 0,
@@ -123,7 +126,7 @@ impl State<'_> {
             let room = [need[0] - self.trie.nodes[node as usize].end, need[1], need[2]];
             // Nodes further up leave more to add: without a tree that has this much room none will do.
             self.all.first(0, room)?;
-            if let Some(tree) = self.holders.fullest(node, room, &self.free) {
+            if let Some(tree) = self.trees_of_node.fullest(node, room, &self.free) {
                 return Some(tree);
             }
             node = self.trie.nodes[node as usize].parent;
@@ -145,8 +148,8 @@ impl State<'_> {
 
     fn commit(&mut self, top: u32, need: Room, tree: u32) {
         let mut node = top;
-        while node != ROOT && !self.holders.holds(node, tree) {
-            self.holders.add(node, tree);
+        while node != ROOT && !self.trees_of_node.holds(node, tree) {
+            self.trees_of_node.add(node, tree);
             node = self.trie.nodes[node as usize].parent;
         }
         let tokens = need[0] - self.trie.nodes[node as usize].end;

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use super::PackError;
+use super::error::{refuse, refuse_sample, refuse_type};
 
 /// Turns a list of dicts into one list per column. Every sample must have the columns of the first, but for the
 /// `optional` ones, which are None where a sample lacks them and absent where all do.
@@ -37,14 +37,13 @@ pub fn columns<'py>(samples: &Bound<'py, PyList>, optional: Vec<Bound<'py, PyAny
             } else if is_one_of(name, &optional) {
                 list.append(py.None())?;
             } else {
-                let text = format!("sample {index}: column {} is missing; sample 0 has it", name.repr()?);
-                return Err(PackError::new_err(text));
+                return Err(refuse_sample(py, index, &format!("column {} is missing", name.repr()?), "has it"));
             }
         }
         if sample.len() != found {
             let extra = sample.keys().iter().find(|name| !is_one_of(name, &names));
             let name = extra.map_or_else(|| Ok(String::new()), |name| name.repr().map(|name| name.to_string()))?;
-            return Err(PackError::new_err(format!("sample {index}: it has a column {name}; sample 0 has not")));
+            return Err(refuse_sample(py, index, &format!("it has a column {name}"), "has not"));
         }
     }
     for ((name, list), _) in names.iter().zip(lists).zip(used).filter(|&(_, used)| used) {
@@ -61,7 +60,7 @@ fn sample_dict<'py>(samples: &Bound<'py, PyList>, index: usize) -> PyResult<Boun
     samples.get_item(index)?.cast_into::<PyDict>().map_err(|error| {
         let sample = error.into_inner();
         let name = sample.get_type().name().map_or_else(|_| "object".to_string(), |name| name.to_string());
-        PyTypeError::new_err(format!("sample {index}: it is a {name}; a sample is a dict of columns with input_ids"))
+        refuse_type(sample.py(), index, &format!("it is a {name}; a sample is a dict of columns with input_ids"))
     })
 }
 
@@ -144,7 +143,7 @@ impl Rows<'_> {
         };
         let rows: Option<Vec<&[u8]>> = starts.iter().zip(ends).map(cut).collect();
         let rows = rows.filter(|_| starts.len() == ends.len());
-        rows.ok_or_else(|| PackError::new_err("the samples do not lie within the rows of a flat column"))
+        rows.ok_or_else(|| refuse(values.py(), "the samples do not lie within the rows of a flat column"))
     }
 
     /// SAFETY: as for `rows`.

@@ -4,6 +4,7 @@
 //! in anything is not ready; `inputs.py` then converts it or says what is wrong.
 
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyString};
 
@@ -31,14 +32,25 @@ type FormatTuple<'py> = (Bound<'py, PyString>, Bound<'py, PyArrayDescr>, Vec<usi
 
 impl Format {
     fn new((name, dtype, tail): FormatTuple<'_>) -> PyResult<Self> {
-        let width = dtype.itemsize() * tail.iter().product::<usize>();
+        let text = name.to_string();
+        let width = tail.iter().try_fold(dtype.itemsize(), |width, &size| width.checked_mul(size));
+        let width = width.ok_or_else(|| PyTypeError::new_err(format!("{text}: a row of it has no size")))?;
         let scalar = match (dtype.kind(), width) {
             (b'f', 4) => Some(Scalar::Float32),
             (b'i', 8) => Some(Scalar::Int64),
             _ => None,
         };
-        let text = name.to_string();
         Ok(Format { name: name.unbind(), text, dtype: dtype.unbind(), tail, width, scalar })
+    }
+
+    /// A column that the crate reads as numbers of so many bytes.
+    fn of_numbers(column: FormatTuple<'_>, bytes: usize) -> PyResult<Self> {
+        let format = Format::new(column)?;
+        if format.width != bytes {
+            let (name, has) = (&format.text, format.width);
+            return Err(PyTypeError::new_err(format!("{name} has {has} bytes per token at the border, not {bytes}")));
+        }
+        Ok(format)
     }
 
     /// The bytes of an array that is ready.
@@ -92,10 +104,17 @@ impl Formats {
         scalars: Vec<(FormatTuple<'_>, bool)>,
         identity: Option<usize>,
     ) -> PyResult<Self> {
+        if identity.is_some_and(|at| at >= tokens.len()) {
+            return Err(PyTypeError::new_err(format!(
+                "the identity is none of the {} per-token columns",
+                tokens.len()
+            )));
+        }
+        let kept_sets = |(ids, counts)| Ok::<_, PyErr>((Format::of_numbers(ids, 4)?, Format::of_numbers(counts, 4)?));
         Ok(Formats {
-            ids: Format::new(ids)?,
-            mask: mask.map(Format::new).transpose()?,
-            kept: kept.map(|(ids, counts)| Ok::<_, PyErr>((Format::new(ids)?, Format::new(counts)?))).transpose()?,
+            ids: Format::of_numbers(ids, 8)?,
+            mask: mask.map(|mask| Format::of_numbers(mask, 1)).transpose()?,
+            kept: kept.map(kept_sets).transpose()?,
             tokens: tokens.into_iter().map(Format::new).collect::<PyResult<_>>()?,
             scalars: scalars
                 .into_iter()
@@ -182,7 +201,7 @@ impl<'py> Ready<'_, 'py> {
     pub fn samples(&self) -> Samples<'_> {
         let formats = self.formats;
         fn numbers<'a, T: bytemuck::Pod>(rows: &'a [&'static [u8]]) -> Vec<&'a [T]> {
-            // The dtype was compared, and the arrays are aligned: the cast cannot fail.
+            // The width was checked (`of_numbers`), and the arrays are aligned: the cast cannot fail.
             rows.iter().map(|bytes| cast(bytes).unwrap_or_default()).collect()
         }
         let column = |format: &Format, rows: &[&'static [u8]]| TokenColumn {

@@ -7,61 +7,22 @@
 
 mod borrow;
 mod columns;
+mod error;
 mod formats;
+mod pack;
 mod padded;
 mod stream;
 mod tiles;
 mod trees;
 
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::*;
-
-use columns::{Columns, Keywords};
-use formats::Formats;
-use trees::PackedTrees;
-
-pyo3::create_exception!(
-    treepack,
-    PackError,
-    PyValueError,
-    "Input that cannot be packed; says which sample, what it has, what is allowed."
-);
-
-impl From<crate::PackError> for PyErr {
-    fn from(error: crate::PackError) -> PyErr {
-        PackError::new_err(error.to_string())
-    }
-}
-
-/// Packs columns that `inputs.py` has made ready. Releases the GIL while it works.
-#[pyfunction]
-fn pack(py: Python<'_>, columns: Columns<'_>, keywords: Keywords) -> PyResult<PackedTrees> {
-    let samples = columns.samples()?;
-    let options = keywords.options();
-    let packed = py.detach(|| crate::pack(&samples, &options))?;
-    PackedTrees::new(py, packed)
-}
-
-/// Packs a list of dicts whose columns are all ready; None if one is not.
-#[pyfunction]
-fn pack_ready(
-    py: Python<'_>,
-    samples: Vec<Bound<'_, PyAny>>,
-    formats: &Formats,
-    keywords: Keywords,
-) -> PyResult<Option<PackedTrees>> {
-    let Some(ready) = formats.read(py, &samples)? else { return Ok(None) };
-    let (samples, options) = (ready.samples(), keywords.options());
-    let packed = py.detach(|| crate::pack(&samples, &options))?;
-    PackedTrees::new(py, packed).map(Some)
-}
-
-#[pymodule(gil_used = false)]
+#[pyo3::pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
     use super::borrow::{columns, first_unready};
     #[pymodule_export]
     use super::formats::Formats;
+    #[pymodule_export]
+    use super::pack::{pack, pack_ready, work};
     #[pymodule_export]
     use super::padded::{mask_bytes_of, token_spans_of};
     #[pymodule_export]
@@ -70,6 +31,18 @@ mod _core {
     use super::tiles::tile_lists;
     #[pymodule_export]
     use super::trees::PackedTrees;
-    #[pymodule_export]
-    use super::{pack, pack_ready, PackError};
+
+    use crate::{ALIGN, ARRAYS, TILE_SIZES};
+    use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let py = module.py();
+        module.add("PackError", super::error::pack_error(py)?)?;
+        module.add("ALIGN", ALIGN)?;
+        let arrays = ARRAYS.iter().map(|x| (x.name, x.dtype, x.axis.letters(), x.present.name()));
+        module.add("ARRAYS", PyTuple::new(py, arrays)?)?;
+        module.add("TILE_SIZES", PyTuple::new(py, TILE_SIZES)?)
+    }
 }

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::PackError;
+use super::error::refuse;
 
 type Lists<'py> = (Bound<'py, PyArray1<i32>>, Bound<'py, PyArray1<i32>>);
 
@@ -19,10 +19,9 @@ pub fn tile_lists<'py>(
     let ascending = cuts.first() == Some(&0) && cuts.windows(2).all(|pair| pair[0] <= pair[1]);
     let inside = cuts.last().is_some_and(|&last| last as usize <= ends.len());
     if tile == 0 || !ascending || !inside {
-        return Err(PackError::new_err("cu_segments must rise from 0 to at most the number of positions"));
+        return Err(refuse(py, "cu_segments must rise from 0 to at most the number of positions"));
     }
     let lists = py.detach(|| crate::tile_lists(cuts, ends, tile));
-    let lists =
-        lists.ok_or_else(|| PackError::new_err("the tile lists need more than 2^31 numbers; pack smaller trees"))?;
+    let lists = lists.ok_or_else(|| refuse(py, "the tile lists need more than 2^31 numbers; pack smaller trees"))?;
     Ok((lists.rows.into_pyarray(py), lists.items.into_pyarray(py)))
 }

@@ -300,7 +300,7 @@ def test_inspect_needs_nothing_beyond_the_extra(tmp_path):
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
     assert err.count("\n") == 1
-    assert "pip install 'treepack[cli]'" in err
+    assert err == "treepack: treepack.report needs jinja2: pip install 'treepack[cli]'\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

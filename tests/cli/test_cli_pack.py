@@ -156,6 +156,34 @@ def test_what_is_wrong_is_one_line(treepack, file, tmp_path, arguments, parts):
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("name", ["sample 7", "samples 7 and 9"])
+def test_a_column_that_is_named_like_a_sample(treepack, tmp_path, name, pairs):
+    """The file, the sample of the file, and the column as it was named."""
+    path, rows = tmp_path / "x.jsonl", []
+    for number in range(6):
+        tokens = {"chosen": [1, 2], "rejected": [1, 3]} if pairs else {"input_ids": [1, 2, 3, 4]}
+        rows.append({**tokens, "x": [1] * len(tokens.popitem()[1]) if number == 3 else 1})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    call = ["pack", path, "--out", tmp_path / "out", "--window", 8, "--column", f"{name}=x", *(["--pairs"] * pairs)]
+    first, second = ("pair 2 (chosen)", "pair 3 (chosen)") if pairs else ("sample 2", "sample 3")
+    said = f"treepack: {path}: {second}: {name} is an array; {first} has a scalar there\n"
+    assert treepack(*call) == (2, "", said)
+    tokens = 2 if pairs else 4
+    rows = [{**row, "x": [-1 if number < 3 else 2**63] * tokens} for number, row in enumerate(rows)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    said = f"treepack: {path}: {second}: {name} has dtype uint64; {first} has int64, and no integer dtype holds both\n"
+    assert treepack(*call) == (2, "", said)
+
+
+def test_rows_of_another_dtype_than_the_first(treepack, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(json.dumps({"input_ids": [1, 2], "x": x}) for x in (1, 2, 0.5)))
+    code, out, err = treepack("pack", path, "--out", tmp_path / "out", "--window", 2, "--column", "x=x")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"treepack: {path}: samples 2 to 2: column 'x' holds float32 here, and int64 before")
+
+
 def test_a_folder_that_is_taken(treepack, file, tmp_path):
     for extra, words in (((), None), ((), "--resume"), (("--resume", "--max-tokens", "99"), "max_tokens 128 (now 99)")):
         code, _, err = treepack("pack", file, "--out", tmp_path / "out", *(extra or ("--max-tokens", 128)))

@@ -11,8 +11,9 @@ pytest.importorskip("treepack._core")
 from tiny_models import FAMILIES, shared_samples, tiny  # noqa: E402
 
 import treepack  # noqa: E402
+from treepack import term_log_probs  # noqa: E402
 from treepack.logprobs import dense as lm_head_dense  # noqa: E402
-from treepack.logprobs import head_log_probs, term_log_probs  # noqa: E402
+from treepack.logprobs import head_log_probs  # noqa: E402
 from treepack.testing import check_parity  # noqa: E402
 
 

@@ -13,7 +13,7 @@ from areal_stubs import Spec, padded, same_place  # noqa: E402
 AREAL = areal_stubs.loaded()
 
 from treepack.integrations import areal  # noqa: E402
-from treepack.integrations.areal import batch as areal_batch  # noqa: E402
+from treepack.integrations.areal import theirs as areal_lookup  # noqa: E402
 from treepack.integrations.areal.attention import KEYWORD, tree_metadata  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -62,14 +62,14 @@ def test_install_reaches_what_is_loaded_and_what_will_be(engine):
 
 
 def test_a_version_that_is_not_known(monkeypatch):
-    monkeypatch.setattr(areal_batch, "_found", None)
+    monkeypatch.setattr(areal_lookup, "_found", None)
     monkeypatch.setattr(AREAL.tree, "build_packed_tree_batch", lambda data, budget: None)
     with pytest.raises(ImportError, match=r"takes \('data', 'budget'\); known to work: areal 1\.0\.4"):
         areal.install()
 
 
 def test_no_areal(monkeypatch):
-    monkeypatch.setattr(areal_batch, "_found", None)
+    monkeypatch.setattr(areal_lookup, "_found", None)
     monkeypatch.setitem(sys.modules, "areal.models.tree_attn.tree", None)
     with pytest.raises(ImportError, match=r"needs areal, known to work: 1\.0\.4"):
         areal.install()
@@ -202,7 +202,7 @@ def test_both_refuse(options, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"input_ids": torch.tensor([[0, 0], [3, -5]])}, r"of the rows with a token, sample 0: input_ids\[1\] is -5"),
+        ({"input_ids": torch.tensor([[0, 0], [3, -5]])}, r"^sample 1: input_ids\[1\] is -5"),  # row 0 has no token
         ({"attention_mask": torch.ones(2, 3)}, r"input_ids has shape \(2, 2\) and attention_mask \(2, 3\)"),
         ({"input_ids": torch.zeros(4), "attention_mask": torch.zeros(4)}, r"must be \(B, S\)"),
         (

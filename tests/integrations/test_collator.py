@@ -119,6 +119,20 @@ def test_a_lost_mask_is_refused():
     assert np.array_equal(ignored.term_target, tree.term_target)
 
 
+def test_a_column_that_is_named_like_a_sample():
+    good = {"input_ids": [1, 2], "completion_mask": [0, 1], "sample 7": [1, 2]}
+    with pytest.raises(PackError, match=r"^sample 1: sample 7 has 1 row; input_ids has 2 tokens") as error:
+        DataCollatorForTreePacking()([good, {**good, "sample 7": [1]}])
+    assert error.value.sample == 1
+    with pytest.raises(TypeError, match=r"^sample 1: sample 7 is text ") as error:
+        DataCollatorForTreePacking()([good, {**good, "sample 7": ["a", "b"]}])
+    assert error.value.sample == 1
+    for features in ([good, {"input_ids": [1]}], [good, "text"]):
+        with pytest.raises((PackError, TypeError), match=r"^sample 1 ") as error:
+            DataCollatorForTreePacking()(features)
+        assert error.value.sample == 1
+
+
 def arguments(folder, **options):
     defaults = {
         "per_device_train_batch_size": len(features()),

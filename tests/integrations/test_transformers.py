@@ -18,8 +18,9 @@ from tiny_models import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import treepack
+from treepack import term_log_probs
 from treepack.integrations.transformers import model_inputs
-from treepack.logprobs import head_log_probs, term_log_probs
+from treepack.logprobs import head_log_probs
 
 
 def parity(model, samples, double=True, pack=None, **options):

@@ -15,8 +15,8 @@ from tiny_models import (
 )
 
 import treepack
+from treepack import term_log_probs
 from treepack.integrations.transformers import model_inputs
-from treepack.logprobs import term_log_probs
 
 OPT = {"word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.0}
 EXPERTS = {"num_local_experts": 2, "intermediate_size_mlp": 16}

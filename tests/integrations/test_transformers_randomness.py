@@ -11,7 +11,7 @@ from torch import nn
 from transformers.integrations import neftune
 
 import treepack
-from treepack.logprobs import term_log_probs
+from treepack import term_log_probs
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 #: Family, setting, and what it stays without.

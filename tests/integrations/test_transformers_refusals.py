@@ -8,8 +8,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import treepack
+from treepack import term_log_probs
 from treepack.integrations.transformers import model_inputs, router_aux_loss
-from treepack.logprobs import term_log_probs
 
 
 def one_tree(**options):

@@ -10,10 +10,10 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import treepack
-from treepack.integrations.transformers import model_inputs
-from treepack.integrations.transformers.checks.tree import row_is_short
-from treepack.integrations.transformers.model import ROW_CHECKED, check_attention_config, check_model, check_tree
-from treepack.logprobs import term_log_probs
+from treepack import term_log_probs
+from treepack.integrations.transformers import check_model, model_inputs
+from treepack.integrations.transformers.checks.layers import check_attention_config
+from treepack.integrations.transformers.checks.tree import ROW_CHECKED, check_tree, row_is_short
 
 SCALED = {
     "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0, 4.0, 8.0, 16.0]},

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 import treepack
+from treepack import term_log_probs
 from treepack.integrations.collator import tree_batch
 from treepack.integrations.transformers import model_inputs
-from treepack.logprobs import term_log_probs
 
 FAMILIES = ["qwen2", "gemma2", "gpt_oss"]
 

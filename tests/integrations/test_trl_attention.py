@@ -13,7 +13,7 @@ from tiny_models import alone_log_probs, gradients, largest_difference, shared_s
 from trl_rows import batches, installed, packing, trainer
 
 import treepack
-from treepack.integrations.trl.switch import tiles_of_segments
+from treepack.integrations.trl.attention import tiles_of_segments
 
 DATA_KEYS = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
 
@@ -121,10 +121,10 @@ def test_lengths_that_are_no_tree(q, k, says):
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 def test_the_tree_is_made_once_for_all_layers(monkeypatch):
-    from treepack.integrations.trl import switch
+    from treepack.integrations.trl import attention
 
     calls = []
-    monkeypatch.setattr(switch, "tiles_of_segments", lambda *a: calls.append(a) or tiles_of_segments(*a))
+    monkeypatch.setattr(attention, "tiles_of_segments", lambda *a: calls.append(a) or tiles_of_segments(*a))
     model = tiny("qwen2", torch.float32)
     model.gradient_checkpointing_enable()
     model.train()

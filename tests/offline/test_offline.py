@@ -134,6 +134,39 @@ def test_an_error_names_the_sample_of_the_file(tmp_path, placement):
     says(error, "sample 17: ")
 
 
+@pytest.mark.parametrize("name", ["sample 7", "samples 7 and 9", "pair 7"])
+@pytest.mark.parametrize("placement", ["first_fit", "stream"])
+def test_a_column_that_is_named_like_a_sample(tmp_path, placement, name):
+    """Samples are counted over the file, and what a user named stays as it is."""
+    samples = [{"input_ids": [number] * 10, name: [0] * 10} for number in range(20)]
+    call = {"max_tokens": 20, "window": 40, "placement": placement}
+    samples[17][name] = [0] * 9
+    with pytest.raises(PackError) as error:
+        write(samples, tmp_path, **call)
+    assert str(error.value).startswith(f"sample 17: {name} has 9 rows; input_ids has 10 tokens, so 10 are needed; ")
+    assert (error.value.sample, error.value.token) == (17, None)
+    samples[17][name] = ["a"] * 10
+    with pytest.raises(TypeError) as error:
+        write(samples, tmp_path, **call)
+    assert str(error.value).startswith(f"sample 17: {name} is ")
+    assert error.value.sample == 17
+    del samples[17][name]
+    with pytest.raises(PackError) as error:
+        write(samples, tmp_path, **call)
+    other = "sample 16 has it" if placement == "first_fit" else "the first sample of the stream has one: give it in "
+    assert str(error.value).startswith("sample 17: ")
+    assert f"column {name!r}" in str(error.value)
+    assert f"; {other}" in str(error.value)
+
+
+def test_a_group_that_is_named_like_a_sample(tmp_path):
+    samples = [{"input_ids": [number] * 10, "group_id": number} for number in range(20)]
+    samples[17]["group_id"] = "samples 7 and 9"
+    with pytest.raises(PackError) as error:
+        write(samples, tmp_path, max_tokens=40, placement="stream")
+    assert "sample 17: group_id is 'samples 7 and 9', no integer; " in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [

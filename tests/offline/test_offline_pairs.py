@@ -155,6 +155,27 @@ def test_an_error_names_the_side():
     says(error, "pair 11 (rejected): ")
 
 
+@pytest.mark.parametrize("name", ["sample 7", "samples 0 and 1", "pair 7"])
+def test_a_column_that_is_named_like_a_sample(name):
+    """Both samples of an error are named as sides of pairs, and the column as it is."""
+    pairs = [Pair({"input_ids": [1, 2], name: 0}, {"input_ids": [1, 3], name: 0}) for _ in range(2)]
+    pairs[1].rejected[name] = [1, 2]
+    with pytest.raises(PackError) as error:
+        pack_pairs(pairs, offline.Options(max_tokens=8, pairs=True), start=10)
+    assert str(error.value) == f"pair 11 (rejected): {name} is an array; pair 10 (chosen) has a scalar there"
+    assert (error.value.sample, error.value.token) == (11, None)
+    pairs[1].rejected[name] = "text"
+    with pytest.raises(TypeError) as error:
+        pack_pairs(pairs, offline.Options(max_tokens=8, pairs=True), start=10)
+    assert str(error.value).startswith(f"pair 11 (rejected): {name} is text ")
+    with pytest.raises(PackError) as error:
+        pack_pairs(
+            [Pair(*({"input_ids": [1, 2, 3, at]} for at in (4, 5)))], offline.Options(max_tokens=4, pairs=True), 7
+        )
+    assert (error.value.sample, error.value.budget) == (7, "max_tokens")
+    assert error.value.detail == "chosen and rejected have 5 tokens, their common prefix once; a tree holds 4"
+
+
 # ------------------------------------------------------------------------------------------------------------- files
 
 

@@ -107,6 +107,16 @@ def test_batches_that_cannot_be_packed(batch, options, parts):
     says(error, *parts)
 
 
+def test_a_column_that_is_named_like_a_sample():
+    batch = {"input_ids": [[1, 2], [1, 3]], "sample 7": [[1, 2], [1]]}
+    with pytest.raises(PackError, match=r"^sample 1: sample 7 has 1 row; input_ids has 2 tokens") as error:
+        offline.pack_batch(batch, max_tokens=16)
+    assert error.value.sample == 1
+    batch = {f"{side}.{name}": values for side in ("chosen", "rejected") for name, values in batch.items()}
+    with pytest.raises(PackError, match=r"^pair 1 \(chosen\): sample 7 has 1 row; input_ids has 2 tokens"):
+        offline.pack_batch(batch, max_tokens=16, pairs=True)
+
+
 def twice():
     return pa.Table.from_arrays([pa.array([[1, 2]])] * 2, ["input_ids"] * 2)
 
@@ -175,7 +185,7 @@ def test_through_datasets(datasets, tmp_path, format):
 
 def same_values(tree, other):
     """Structure exact, columns by value: a list of Python floats has no dtype of its own."""
-    for name in [field for field in other._fields if "." not in field]:
+    for name in [name for name in other.arrays if "." not in name]:
         np.testing.assert_array_equal(getattr(tree, name), getattr(other, name))
         assert getattr(tree, name).dtype == getattr(other, name).dtype
     for kind in ("terms", "samples"):

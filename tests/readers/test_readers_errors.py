@@ -265,10 +265,3 @@ def test_a_damaged_file(tmp_path, format):
                 said.append(str(error))
     assert len(said) > 60
     assert not any("\n" in text for text in said)
-
-
-@pytest.mark.parametrize(("name", "package"), [("x.parquet", "pyarrow"), ("x.jsonl.zst", "pyarrow")])
-def test_a_missing_package(tmp_path, monkeypatch, name, package):
-    (tmp_path / name).write_bytes(b"")
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    assert "needs pyarrow: pip install 'treepack[cli]'" in message(tmp_path / name)

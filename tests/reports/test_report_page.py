@@ -1,7 +1,6 @@
 """The page of a report as text: self-contained, safe, bounded, written all or nothing. What it looks like is
 test_report_browser.py."""
 
-import builtins
 import json
 import os
 import re
@@ -249,15 +248,8 @@ def test_a_title_that_is_no_text(packed):
 
 
 def test_no_jinja2(packed, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "jinja2":
-            raise ImportError("No module named 'jinja2'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(treepack.PackError) as error:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ModuleNotFoundError) as error:
         treepack.report(packed)
     assert str(error.value) == "treepack.report needs jinja2: pip install 'treepack[cli]'"
 

@@ -27,16 +27,17 @@ def test_one_copy(tree, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", counted)
     moved = tree.to("cpu", pin_memory=False)
     assert copies == [moved.buffer.numel()]
-    for name in tree._fields:  # every array afterwards is a view: nothing is copied again
-        moved._array(name)
+    for name in tree.arrays:  # every array afterwards is a view: nothing is copied again
+        _ = moved.arrays[name]
     assert moved.tiles
     assert len(copies) == 1
 
 
 def test_arrays_keep_names_dtypes_and_values(tree):
     moved = tree.to("cpu")
-    for name in tree._fields:
-        host, there = tree._array(name), moved._array(name)
+    assert list(moved.arrays) == list(tree.arrays)
+    for name, host in tree.arrays.items():
+        there = moved.arrays[name]
         assert there.untyped_storage().data_ptr() == moved.buffer.untyped_storage().data_ptr()
         assert torch.empty(0, dtype=there.dtype).numpy().dtype == host.dtype
         np.testing.assert_array_equal(there.numpy(), host)

@@ -1,5 +1,6 @@
 """From a packed tree back to samples: paths, values, terms, masks, mappings; and batches in their three forms."""
 
+import pickle
 from collections.abc import Mapping, Sequence
 
 import naive
@@ -342,3 +343,40 @@ def test_the_public_check_finds_a_lost_sample_and_a_broken_budget():
     logged = [{**sample, "old_log_probs": np.zeros(3)} for sample in samples]
     with pytest.raises(treepack.PackError, match="old_log_probs"):
         check_packed(Result([altered, packed[1]]), logged, max_tokens=3)
+
+
+def test_the_contents_by_name():
+    """`arrays`, `column_formats` and `disagreements` are what is in a tree; on a device the same, as tensors."""
+    torch = pytest.importorskip("torch")
+    samples = [
+        {"input_ids": [1, 2, 3], "weight": np.array([0, 1, 2], np.int16), "advantage": 0.5},
+        {"input_ids": [1, 2, 4], "weight": np.array([5, 1, 2], np.int16), "advantage": 1.5},
+    ]
+    (tree,) = treepack.pack(samples, max_tokens=8, branching="label")
+    assert list(tree.arrays)[:3] == ["input_ids", "position_ids", "shift_labels"]
+    assert [name for name in tree.arrays if "." in name] == ["terms.weight", "terms.advantage", "samples.advantage"]
+    assert len(tree.arrays) == len(list(tree.arrays)) == len(set(tree.arrays))
+    assert all(tree.arrays[name] is getattr(tree, name) for name in tree.arrays if "." not in name)
+    assert tree.arrays["terms.weight"] is tree.terms["weight"]
+    assert dict(tree.column_formats) == {"advantage": (np.float32, ()), "weight": (np.int16, ())}
+    assert dict(tree.disagreements) == {"weight": (0, 1, 0)}
+    for absent in ("sampling_mask", "tiles128.rows", "nonsense"):
+        assert absent not in tree.arrays
+        with pytest.raises(KeyError, match=f"'{absent}'; the tree has .*'input_ids'"):
+            _ = tree.arrays[absent]
+    moved = tree.to("cpu")
+    assert list(moved.arrays) == list(tree.arrays)
+    assert "tiles128.rows" not in moved.arrays
+    assert all(torch.equal(moved.arrays[name], torch.from_numpy(array)) for name, array in tree.arrays.items())
+    assert repr(tree.arrays).startswith("arrays(input_ids, ")
+
+
+def test_the_tree_on_the_host():
+    pytest.importorskip("torch")
+    (tree,) = treepack.pack([{"input_ids": [1, 2, 3]}], max_tokens=8)
+    moved = tree.to("cpu")
+    assert tree.numpy() is tree
+    assert moved.numpy() is moved.to("cpu").numpy() is tree
+    stranger = pickle.loads(pickle.dumps(moved)).numpy()
+    assert isinstance(stranger.input_ids, np.ndarray)
+    assert stranger.input_ids.tolist() == [1, 2, 3]

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import PackError, __version__
+from .._optional import MissingPackage
+from .._version import __version__
+from ..errors import PackError, PackTypeError
 from ..readers import ReadError, ReadWarning
 from .doctor_command import doctor
 from .inspect_command import inspect
@@ -46,7 +48,7 @@ app.command()(_interruptible(pack))
 app.command()(_interruptible(doctor))
 
 #: What a user can put right. Everything else is a bug, and a bug shows its traceback.
-_EXPECTED = (PackError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
+_EXPECTED = (PackError, PackTypeError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
 #: What a shell reports for a program that SIGPIPE ended.
 _CLOSED = 141
 
@@ -107,7 +109,7 @@ def _line(error: BaseException) -> str:
         return error.format_message()
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --window needs less"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingPackage):
         return f"{error}; pip install 'treepack[cli]' brings what the command line needs"
     if isinstance(error, OSError):
         return f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"

@@ -13,9 +13,12 @@ from importlib import metadata
 from time import perf_counter
 from typing import Any
 
-from .. import PackedTree, __version__, pack, synthetic
+from .. import synthetic
+from .._version import __version__
+from ..packing import pack
 from ..readers.source import first_line
 from ..testing import check_packed
+from ..tree.tree import PackedTree
 
 PACKAGES = (
     "numpy", "torch", "triton", "transformers", "trl", "areal", "flash-attn-4", "typer", "rich", "pyarrow", "datasets",

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .. import PackError
+from .._core import PackError
 from . import doctor as facts
 from .terminal import print_table, stdout
 

@@ -13,13 +13,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import PackError, __version__
+from .._core import PackError
+from .._version import __version__
 from ..offline.options import WINDOW, Options
 from ..offline.pair_files import Pairs, open_pairs
+from ..offline.pairs import Pair, samples_of
+from ..packing.options import Placement
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
 from .pair_survey import PairSurvey
-from .survey import COLUMNS, Placement, Survey
+from .quality import COLUMNS as LOOKED_AT
+from .quality import Quality, positions_of
+from .survey import COLUMNS, Survey
 from .terminal import stdout
 
 _FORMATS = "JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, or a folder or glob of shards"
@@ -37,6 +42,12 @@ def inspect(
         list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
+    max_positions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Positions of the model: longer samples are counted. Else from the tokenizer's folder."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples, or pairs, at most.")] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Raw tokens that are placed together; bounds the memory.")
@@ -58,10 +69,13 @@ def inspect(
         survey = Survey(max_tokens, max_terms, window, placement if html else None)
     if html is not None:
         _check_page(html, rollouts)
+    quality = Quality(max_positions if max_positions is not None else positions_of(tokenizer))
     try:
         for row in _read(rollouts, limit):
+            for sample in samples_of(row) if isinstance(row, Pair) else (row,):
+                quality.add(sample)
             survey.add(row)
-        numbers = survey.finish()
+        numbers = survey.finish() | {"quality": quality.finish()}
     except (PackError, TypeError) as error:  # what `pack` raises for samples
         raise ReadError(f"{file}: {error}") from None
     if not numbers["samples"]:
@@ -106,7 +120,7 @@ def _read(rollouts: Rollouts | Pairs, limit: int | None) -> Iterator[Any]:
             share = max(rollouts.fraction, samples / limit if limit else 0.0)
             bar.update(task, completed=min(share, 1.0), samples=samples)
 
-        batches = rollouts.batches(min(limit or 1024, 1024), names=COLUMNS, progress=progress)
+        batches = rollouts.batches(min(limit or 1024, 1024), names=(*COLUMNS, *LOOKED_AT), progress=progress)
         yield from islice((sample for batch in batches for sample in batch), limit)
         if limit is not None:
             rollouts.check_terms(whole=False)

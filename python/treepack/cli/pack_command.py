@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .. import PackError
-from ..offline.options import SHARD_TOKENS, WINDOW, Options, Placement
+from ..errors import PackError, PackTypeError
+from ..inputs.finite import NonFiniteError
+from ..offline.options import SHARD_TOKENS, WINDOW, NonFinite, Options
+from ..packing.options import Branching, Order, Overlong, Placement
 from .inspect_command import columns_of
 from .terminal import counted, printable
 
@@ -46,10 +48,13 @@ def pack(
     max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
     max_kept: Annotated[int | None, typer.Option(min=1, help="Most kept ids of a tree.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=1, help="All ids must be below it.")] = None,
-    branching: Annotated[Literal["token", "label"], typer.Option(help="label: with shift_labels.")] = "token",
-    order: Annotated[Literal["largest_first", "first_seen"], typer.Option(help="Of siblings.")] = "largest_first",
-    overlong: Annotated[Literal["raise", "skip"], typer.Option(help="What of samples that fit no tree.")] = "raise",
+    branching: Annotated[Branching, typer.Option(help="label: with shift_labels.")] = "token",
+    order: Annotated[Order, typer.Option(help="Of siblings.")] = "largest_first",
+    overlong: Annotated[Overlong, typer.Option(help="What of samples that fit no tree.")] = "raise",
     pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
+    non_finite_log_probs: Annotated[
+        NonFinite, typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
+    ] = "raise",
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
@@ -62,6 +67,7 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Pack a data set into Parquet shards, a row per tree, in bounded memory. A stopped run can be resumed."""
+    given = dict(locals())
     from ..offline.files import open_input
     from ..offline.manifest import read
     from ..offline.writer import write
@@ -69,20 +75,7 @@ def pack(
     started = time.perf_counter()
     if not out:  # an empty variable of a script; Path would take it for the folder one is in
         raise PackError("--out is empty; name a folder")
-    options = Options(
-        max_tokens=max_tokens,
-        placement=placement,
-        window=window,
-        shard_tokens=shard_tokens,
-        max_terms=max_terms,
-        max_kept=max_kept,
-        vocab_size=vocab_size,
-        branching=branching,
-        order=order,
-        overlong=overlong,
-        pad_to_multiple_of=pad_to_multiple_of,
-        pairs=pairs,
-    )
+    options = Options.of(given)
     try:
         rows = open_input(file, pairs, columns_of(column), tokenizer)
         told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
@@ -96,8 +89,9 @@ def pack(
         done = f"{counted(shards, 'finished shard')} in {out}"
         print("treepack:", printable(f"stopped; {done}: go on with --resume"), file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    except (PackError, TypeError) as error:
-        raise _told(error, file) from None
+    except (PackError, PackTypeError) as error:
+        _for_command_line(error, file, pairs)
+        raise
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
     numbers["account"] = rows.account.to_json()
     numbers["already_finished"] = before is not None and before.finished
@@ -145,15 +139,16 @@ def _line(numbers: dict[str, Any], pairs: bool) -> str:
     )
 
 
-def _told(error: Exception, file: str) -> Exception:
-    """The error with what to do at the command line; a TypeError that names no sample is a bug and stays one."""
-    text = str(error)
-    if isinstance(error, TypeError) and not text.startswith(("sample", "pair")):
-        return error
-    if "is the most a tree may hold" in text:
-        text += ": raise it, or leave such samples out with --overlong skip"
-    text = text.replace("overlong='skip'", "--overlong skip").replace("raise max_tokens", "raise --max-tokens")
-    return PackError(f"{file}: {text}" if text.startswith(("sample", "pair")) else text)
+def _for_command_line(error: PackError | PackTypeError, file: str, pairs: bool) -> None:
+    """Say the file where the error is of samples in it, and what to do at the command line."""
+    if error.sample is not None or error.source:
+        error.source = f"{file}: {error.source}" if error.source else file
+    if isinstance(error, NonFiniteError):
+        error.remedy = "leave such samples out, train other tokens, or keep them with --non-finite-log-probs keep"
+    elif error.budget is not None and pairs:
+        error.remedy = "raise --max-tokens, or leave such pairs out with --overlong skip"
+    elif error.budget is not None:
+        error.remedy = "raise it, or leave such samples out with --overlong skip"
 
 
 class _Bar:

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..offline.options import Options
 from ..offline.pairs import Pair, pack_pairs, samples_of, tokens_of
+from ..packing.options import Placement
 from ..tree.packed import Skipped
-from .survey import Placement, Sums, Survey
+from .survey import Sums, Survey, surveyed
 
 
 class PairSurvey(Survey):
@@ -25,7 +26,7 @@ class PairSurvey(Survey):
 
     def add(self, row: Any) -> None:
         """Take a `Pair`."""
-        pair = Pair(*samples_of(row))
+        pair = Pair(*map(surveyed, samples_of(row)))
         self._pairs += 1
         tokens, most = tokens_of(pair), self._budget["max_tokens"]
         if tokens > most:

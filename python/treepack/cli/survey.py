@@ -10,20 +10,26 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
-from .. import Packed, PackedTree, Packer, pack
-from ..tree.packed import Skipped, Stats
+from ..packing import Packer, pack
+from ..packing.options import Placement
+from ..tree.packed import Packed, Skipped, Stats
+from ..tree.tree import HostTree
 
-Placement = Literal["shared", "first_fit", "stream"]
-PLACEMENTS: tuple[Placement, ...] = ("shared", "first_fit", "stream")
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 #: Columns that change a number of the survey; no other is read.
 COLUMNS = ("completion_mask", "identity")
 #: Trees of a stream that are kept to be drawn.
 _DRAWN = 32
 _NAMED = 5
+
+
+def surveyed(sample: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a sample that change a number."""
+    return {name: value for name, value in sample.items() if name == "input_ids" or name in COLUMNS}
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Survey:
     placements: tuple[Placement, ...] = PLACEMENTS
 
     def __init__(self, max_tokens: int, max_terms: int | None, window: int, draw: Placement | None = None):
-        self.drawn: Packed | list[PackedTree] = []
+        self.drawn: Packed | list[HostTree] = []
         self.drawn_samples = 0
         self._budget: dict[str, Any] = {"max_tokens": max_tokens, "max_terms": max_terms}
         self._stream = Packer(**self._budget, overlong="skip")
@@ -84,7 +90,8 @@ class Survey:
         self._first_skipped: list[Skipped] = []
 
     def add(self, sample: dict[str, Any]) -> None:
-        """Take one sample: `input_ids` and what of COLUMNS there is, as arrays."""
+        """Take one sample; of its columns, as arrays, `input_ids` and those of COLUMNS count."""
+        sample = surveyed(sample)
         for trees in self._stream.add(sample):
             self._show(list(trees))
         if self._stream.skipped:
@@ -160,7 +167,7 @@ class Survey:
             self._prefixes += int(np.isin(tree.sample_last_segment, tree.segment_parent).sum())
         return one_tree.stats
 
-    def _show(self, trees: list[PackedTree]) -> None:
+    def _show(self, trees: list[HostTree]) -> None:
         if self._draw == "stream" and isinstance(self.drawn, list) and len(self.drawn) < _DRAWN:
             self.drawn += trees
             self.drawn_samples += sum(len(tree.sample_index) for tree in trees)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
@@ -29,6 +29,8 @@ def print_survey(console: Console, numbers: dict[str, Any]) -> None:
             console.print(printable(line), soft_wrap=True)
     print_table(console, _file_table(numbers))
     print_table(console, _placement_table(numbers))
+    if "quality" in numbers:
+        print_table(console, _quality_table(numbers["quality"]))
     for note in _notes(numbers):
         console.print(note)
 
@@ -53,6 +55,40 @@ def _file_table(numbers: dict[str, Any]) -> Table:
     for name, value, note in rows:
         table.add_row(name, f"{value:,}", note)
     return table
+
+
+def _quality_table(quality: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, title="data quality", title_justify="left", title_style="bold")
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    terms, log_probs = quality["without_terms"], quality["non_finite_log_probs"]
+    groups, long = quality["zero_advantage_groups"], quality["beyond_positions"]
+    table.add_row(
+        "samples without a term",
+        f"{terms['samples']:,}",
+        _first(map(str, terms["first"]), "samples") or "nothing of them is trained",
+    )
+    if log_probs is not None:
+        first = (f"sample {x['sample']} at token {x['token']}: {x['value']}" for x in log_probs["first"])
+        note = _first(first) or "at trained tokens"
+        table.add_row("NaN or infinite log-probs", f"{log_probs['samples']:,}", note)
+    if groups is not None:
+        note = (
+            _first((printable(str(group)) for group in groups["first"]), "groups")
+            or f"all of which are 0; of {groups['of']:,} groups"
+        )
+        table.add_row("groups without an advantage", f"{groups['groups']:,}", note)
+    if long is not None:
+        first = (f"sample {x['sample']} with {x['tokens']:,}" for x in long["first"])
+        note = _first(first) or f"of {long['max_positions']:,} (--max-positions)"
+        table.add_row("longer than the positions", f"{long['samples']:,}", note)
+    return table
+
+
+def _first(shown: Iterable[str], noun: str = "") -> str:
+    listed = list(shown)
+    return f"first {noun} {', '.join(listed)}".replace("  ", " ") if listed else ""
 
 
 def _within(windows: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._core import PackError
+from ..errors import PackError, Where
 from .columns import (
     BOTH,
     COUNTS,
@@ -31,7 +31,7 @@ from .columns import (
 )
 from .convert import Array, to_attention_mask, to_identity, to_ids, to_int32, to_kept_ids, to_mask, to_numpy, to_scalars
 
-Convert = Callable[[Any, str], Array]
+Convert = Callable[[Any, Where], Array]
 Offsets = npt.NDArray[np.int64]
 
 
@@ -46,12 +46,13 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
         )
     if REAL not in batch:
         raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
-    tokens = _Padded(to_numpy(batch.pop(REAL), REAL), ids.shape)
+    tokens = _Padded(to_numpy(batch.pop(REAL), Where(REAL)), ids.shape)
     empty = np.flatnonzero(np.diff(tokens.offsets) == 0)
     if empty.size:
         raise PackError(
-            f"sample {empty[0]}: its row of attention_mask is all padding; a sample needs at least one token: "
-            "leave such rows out"
+            "its row of attention_mask is all padding; a sample needs at least one token",
+            sample=int(empty[0]),
+            remedy="leave such rows out",
         )
     columns: dict[str, Any] = {IDS: ids}
     per_token, per_sample = set(), set()
@@ -60,12 +61,12 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
         if name in (KEPT, GROUP):
             columns[name] = value
             continue
-        columns[name] = array = to_numpy(value, name)
+        columns[name] = array = to_numpy(value, Where(name))
         only_per_token = name in (MASK, COUNTS)
         if array.shape == ids.shape or (array.shape[:2] == ids.shape and not only_per_token):
             if name == COUNTS and (array[~tokens.real] != 0).any():
                 row = int(np.argwhere((array != 0) & ~tokens.real)[0, 0])
-                raise PackError(f"sample {row}: sampling_mask_counts is not 0 at padding")
+                raise Where(COUNTS, row).error("is not 0 at padding")
             per_token.add(name)
         elif array.shape == ids.shape[:1] and not only_per_token:
             per_sample.add(name)
@@ -75,7 +76,7 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
 
 
 def _ids(batch: dict[str, Any]) -> Array:
-    return to_numpy(batch.pop(IDS), IDS, "integers", "tokenize it first")
+    return to_numpy(batch.pop(IDS), Where(IDS), "integers", "tokenize it first")
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], ids: tuple[int, ...], only_per_token: bool) -> str:
@@ -109,13 +110,13 @@ class _Tokens:
 
     def packed(self, value: Any, name: str, convert: Convert) -> Flat:
         """A per-token column without padding."""
-        array = _rows(to_numpy(value, name), name, int(self.offsets[-1]), "tokens")
+        array = _rows(to_numpy(value, Where(name)), name, int(self.offsets[-1]), "tokens")
         try:
-            return self.flat(convert(array, name))
+            return self.flat(convert(array, Where(name)))
         except PackError:
             # Again sample by sample, since the message has to name one.
             for sample, (start, end) in enumerate(pairwise(self.offsets.tolist() if array.ndim == 1 else [])):
-                convert(array[start:end], f"sample {sample}: {name}")
+                convert(array[start:end], Where(name, sample))
             raise
 
     def flat(self, values: Array) -> Flat:
@@ -124,7 +125,7 @@ class _Tokens:
 
     def mask(self, value: Any) -> Flat:
         """The completion mask, a byte per token."""
-        array = to_numpy(value, MASK)
+        array = to_numpy(value, Where(MASK))
         if array.dtype in (np.uint8, np.bool_):
             flat = self.column(array, MASK, to_mask)
         elif (found := self._mask_bytes(array)) is not None:
@@ -160,13 +161,13 @@ class _Padded(_Tokens):
     @cached_property
     def real(self) -> npt.NDArray[np.bool_]:
         """(B, S); made only where something has to be copied."""
-        return to_attention_mask(self.attention_mask, REAL)
+        return to_attention_mask(self.attention_mask, Where(REAL))
 
     def column(self, value: Any, name: str, convert: Convert) -> Flat:
         if self.spans is None:
             return self.packed(value, name, convert)
         flat = value.reshape(prod(self.shape), *value.shape[2:])
-        return Flat(convert(flat, name), *self.spans)
+        return Flat(convert(flat, Where(name)), *self.spans)
 
     def packed(self, value: Any, name: str, convert: Convert) -> Flat:
         return super().packed(value[self.real], name, convert)
@@ -192,7 +193,7 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
     for name, value in sorted(batch.items()):
         if name == IDENTITY and name in per_sample:
             # One for all tokens of a sample, as in a list of dicts.
-            scalars = to_identity(_rows(to_scalars(value, name), name, count, "samples"), name)
+            scalars = to_identity(_rows(to_scalars(value, name), name, count, "samples"), Where(name))
             out.add_tokens(name, tokens.flat(np.repeat(scalars, np.diff(offsets))), (scalars.dtype, ()))
         elif name in per_token or (name in KNOWN_PER_TOKEN and name not in per_sample):
             flat = tokens.column(value, name, to_identity if name == IDENTITY else to_numpy)
@@ -214,16 +215,15 @@ def _rows(array: Array, name: str, count: int, what: str) -> Array:
 
 
 def _offsets(value: Any, tokens: int) -> Offsets:
-    offsets = to_ids(value, "cu_seqlens")
+    offsets = to_ids(value, Where("cu_seqlens"))
     if len(offsets) == 0 or offsets[0] != 0:
         first = offsets[0] if len(offsets) else "missing"
         raise PackError(f"cu_seqlens[0] is {first}; offsets start at 0")
     backwards = np.flatnonzero(np.diff(offsets) < 0)
     if backwards.size:
         at = int(backwards[0])
-        raise PackError(
-            f"sample {at}: cu_seqlens runs backwards from {offsets[at]} to {offsets[at + 1]}; offsets never fall"
-        )
+        text = f"cu_seqlens runs backwards from {offsets[at]} to {offsets[at + 1]}; offsets never fall"
+        raise PackError(text, sample=at)
     if offsets[-1] != tokens:
         raise PackError(f"cu_seqlens ends at {offsets[-1]}; input_ids has {tokens} tokens")
     return offsets
@@ -231,17 +231,17 @@ def _offsets(value: Any, tokens: int) -> Offsets:
 
 def _kept_ids(value: Any, counts: npt.NDArray[np.int32], offsets: Offsets) -> Flat:
     """The kept ids of all samples, end to end."""
-    array = to_numpy(value, KEPT)
+    array = to_numpy(value, Where(KEPT))
     if array.ndim != 1:
         raise PackError(f"{KEPT} has shape {array.shape}; in a batch it is flat, the sets of all tokens end to end")
     cuts = _kept_offsets(counts, len(array), offsets)
     try:
-        ids = to_kept_ids(array, counts, "")
+        ids = to_kept_ids(array, counts, Where(KEPT))
     except PackError:
         # Again sample by sample, since the message has to name one.
         for sample in range(len(cuts) - 1):
             tokens = counts[offsets[sample] : offsets[sample + 1]]
-            to_kept_ids(array[cuts[sample] : cuts[sample + 1]], tokens, f"sample {sample}: ")
+            to_kept_ids(array[cuts[sample] : cuts[sample + 1]], tokens, Where(KEPT, sample))
         raise
     return Flat(ids, cuts[:-1], cuts[1:])
 
@@ -253,7 +253,7 @@ def _kept_offsets(counts: npt.NDArray[np.int32], ids: int, offsets: Offsets) -> 
         at = int(negative[0])
         sample = int(np.searchsorted(offsets, at, side="right")) - 1
         token = at - int(offsets[sample])
-        raise PackError(f"sample {sample}: sampling_mask_counts[{token}] is {counts[at]}; a count is 0 or more")
+        raise Where(COUNTS, sample).error(f"is {counts[at]}; a count is 0 or more", token)
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if ends[-1] != ids:
         raise PackError(f"sampling_mask has {ids} ids; sampling_mask_counts adds up to {ends[-1]} over all samples")

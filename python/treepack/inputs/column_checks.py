@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import PackError
+from ..errors import Where
 from .aliases import USUAL
 from .columns import IDENTITY, Inputs
 from .convert import Array
@@ -49,7 +49,7 @@ def check(columns: Inputs, first: int = 0, known: Mapping[str, Suspect] | None =
             if found is None and suspect.found:
                 found = sample
         if suspect.found:
-            raise PackError(f"{_where(columns, first + (found or 0))} has {packing_remedy(name, suspect.found)}")
+            raise _where(columns, first + (found or 0)).error(f"has {packing_remedy(name, suspect.found)}")
         if not suspect.cleared:
             held[name] = suspect
     return held
@@ -106,8 +106,8 @@ def _check_second_masks(columns: Inputs, first: int) -> None:
         for sample, (ids, mask, other) in enumerate(rows):
             token = disagreement(ids, mask, other, name in USUAL["labels"])
             if token is not None:
-                raise PackError(
-                    f"{_where(columns, first + sample)} has a completion_mask and a column {name!r} that disagree: "
+                raise _where(columns, first + sample).error(
+                    f"has a completion_mask and a column {name!r} that disagree: "
                     f"token {token} has {mask[token]:d} and {other[token]}; allowed is one mask of what is trained: "
                     f"leave {name!r} out, or put what both say into completion_mask"
                 )
@@ -128,8 +128,8 @@ def disagreement(ids: Array, mask: Array, other: Array, labels: bool) -> int | N
     return int(differ[0]) + 1 if len(differ) else None
 
 
-def _where(columns: Inputs, sample: int) -> str:
-    return f"sample {sample}: it" if isinstance(columns.ids, list) else "the batch"
+def _where(columns: Inputs, sample: int) -> Where:
+    return Where("it", sample) if isinstance(columns.ids, list) else Where("the batch")
 
 
 def _rows(values: Any) -> Iterator[Array]:

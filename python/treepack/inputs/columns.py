@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import Formats
+from ..errors import Where
 from .convert import Array, plain
 
 # Known columns; everything else is a further column, per token or per sample.
@@ -69,7 +70,7 @@ def group_codes(groups: Iterable[Hashable]) -> Array:
         raise TypeError(f"{GROUP} is a {type(groups).__name__}; a list or an array with one value per sample is needed")
     groups = list(groups)
     if not set(map(type, groups)) <= {int, str}:
-        groups = [plain(group, f"sample {i}: {GROUP}") for i, group in enumerate(groups)]
+        groups = [plain(group, Where(GROUP, i)) for i, group in enumerate(groups)]
     if set(map(type, groups)) <= {int}:
         try:
             return np.array(groups, np.int64)
@@ -81,7 +82,7 @@ def group_codes(groups: Iterable[Hashable]) -> Array:
         try:
             out[i] = codes.setdefault(group, len(codes))
         except TypeError:
-            raise TypeError(f"sample {i}: group_id is a {type(group).__name__}; it must be hashable") from None
+            raise Where(GROUP, i).type_error(f"is a {type(group).__name__}; it must be hashable") from None
     return out
 
 

@@ -1,6 +1,7 @@
 """One value of a user -> one array: lists, NumPy and torch become C-contiguous native NumPy arrays, or an error.
 
-Every function takes `where`, the start of a message: "sample 3: advantage", or "advantage" for that of a whole batch.
+Every function takes `where`, for its errors: the column, and the sample that the value is of, or none where it is of a
+whole batch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import PackError
+from ..errors import OF_TOKEN, PackError, Where
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +32,7 @@ def is_array(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
-def to_numpy(value: Any, where: str, allowed: str = _NUMBERS, text: str = _LEAVE_OUT) -> Array:
+def to_numpy(value: Any, where: Where, allowed: str = _NUMBERS, text: str = _LEAVE_OUT) -> Array:
     """Any array-like of numbers, C-contiguous and in native byte order. Python floats become float32, NumPy and torch
     dtypes stay. TypeError for strings, objects and what NumPy has no dtype for; PackError for ragged lists.
 
@@ -39,7 +40,7 @@ def to_numpy(value: Any, where: str, allowed: str = _NUMBERS, text: str = _LEAVE
     array = _as_numpy(value, where)
     if array.dtype.kind not in "biufc":
         remedy = f": {text}" if array.dtype.kind in "US" else ""
-        raise TypeError(f"{where} {_no_numbers(array)}; allowed are {allowed}{remedy}")
+        raise where.type_error(f"{_no_numbers(array)}; allowed are {allowed}{remedy}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.ndim and not (array.flags.c_contiguous and array.flags.aligned):
@@ -47,36 +48,36 @@ def to_numpy(value: Any, where: str, allowed: str = _NUMBERS, text: str = _LEAVE
     return array
 
 
-def _as_numpy(value: Any, where: str) -> Array:
+def _as_numpy(value: Any, where: Where) -> Array:
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(f"{where} is a masked array; give plain arrays, and padding by attention_mask")
+            raise where.type_error("is a masked array; give plain arrays, and padding by attention_mask")
         return np.asarray(value)  # subclasses index and reshape by rules of their own
     if hasattr(value, "detach") and hasattr(value, "resolve_conj"):  # a tensor, or of a subclass of any module
         return _from_torch(value, where)
     try:
         array = np.asarray(value)
     except ValueError:
-        raise PackError(f"{where} is ragged: {_RAGGED_SAMPLE if ': ' in where else _RAGGED_BATCH}") from None
+        raise where.error(f"is ragged: {_RAGGED_BATCH if where.is_of_batch else _RAGGED_SAMPLE}") from None
     if isinstance(value, list | tuple) and array.size == 0:
         # An empty list says nothing of its dtype.
         return array.astype(np.int64)
     if array.dtype == np.float64 and not isinstance(value, np.generic):
         return _to_float32(array, where)
     if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
-        raise PackError(f"{where} holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
+        raise where.error(f"holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
     return array
 
 
-def _to_float32(array: Array, where: str) -> Array:
+def _to_float32(array: Array, where: Where) -> Array:
     """Python floats as float32; PackError for one that is too large for it."""
     try:
         with np.errstate(over="raise"):
             return array.astype(np.float32)
     except FloatingPointError:
         largest = array[np.isfinite(array)][np.abs(array[np.isfinite(array)]).argmax()]
-        raise PackError(
-            f"{where} holds {largest}, and Python floats become float32, up to 3.4e38; give an array of float64"
+        raise where.error(
+            f"holds {largest}, and Python floats become float32, up to 3.4e38; give an array of float64"
         ) from None
 
 
@@ -91,13 +92,13 @@ def _no_numbers(array: Array) -> str:
     return f"{'holds' if array.ndim else 'is'} {'None' if kind is type(None) else f'a {kind.__name__}'}"
 
 
-def _from_torch(value: Any, where: str) -> Array:
+def _from_torch(value: Any, where: Where) -> Array:
     if value.device.type != "cpu":
-        raise TypeError(f"{where} is on {value.device}; packing works on the host: call .cpu() first")
+        raise where.type_error(f"is on {value.device}; packing works on the host: call .cpu() first")
     try:
         array: Array = value.detach().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError, NotImplementedError):
-        raise TypeError(f"{where} {_not_in_numpy(value)}") from None
+        raise where.type_error(_not_in_numpy(value)) from None
     return array
 
 
@@ -111,36 +112,36 @@ def _not_in_numpy(tensor: Any) -> str:
     return f"has dtype {tensor.dtype}, which NumPy does not have; convert it, say with .float()"
 
 
-def to_ids(value: Any, where: str) -> npt.NDArray[np.int64]:
+def to_ids(value: Any, where: Where) -> npt.NDArray[np.int64]:
     """Token ids, int64 (L,). Any integer dtype; floats and booleans are a TypeError."""
     array = _integers(value, where)
     _one_axis(array, where)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise PackError(f"{where}[{array.argmax()}] is {array.max()}; allowed are ids from 0 to {2**31 - 1}")
+        raise where.error(f"is {array.max()}; allowed are ids from 0 to {2**31 - 1}", int(array.argmax()))
     return np.ascontiguousarray(array, np.int64)
 
 
-def to_int32(value: Any, where: str) -> npt.NDArray[np.int32]:
+def to_int32(value: Any, where: Where) -> npt.NDArray[np.int32]:
     """Counts, int32 (any,). Any integer dtype with values that fit."""
     array = _integers(value, where)
     _one_axis(array, where)
     at = _first_beyond_int32(array)
     if at is not None:
-        raise PackError(f"{where}[{at}] is {array[at]}; allowed are integers from 0 to {2**31 - 1}")
+        raise where.error(f"is {array[at]}; allowed are integers from 0 to {2**31 - 1}", at)
     return np.ascontiguousarray(array, np.int32)
 
 
-def to_kept_ids(value: Any, counts: npt.NDArray[np.int32], where: str) -> npt.NDArray[np.int32]:
+def to_kept_ids(value: Any, counts: npt.NDArray[np.int32], where: Where) -> npt.NDArray[np.int32]:
     """Kept ids, int32 (any,), of tokens with `counts` ids each. Any integer dtype with values that fit."""
-    name = where + "sampling_mask"
-    array = _integers(value, name)
-    _one_axis(array, name)
+    array = _integers(value, where)
+    _one_axis(array, where)
     at = _first_beyond_int32(array)
     if at is not None:
-        token = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), at, side="right"))
-        raise PackError(
-            f"{where}the kept set of token {token} holds id {array[at]}; allowed are ids from 0 to {2**31 - 1}"
-        )
+        token = None  # of a batch: asked for again sample by sample
+        if where.sample is not None:
+            token = int(np.searchsorted(np.cumsum(counts, dtype=np.int64), at, side="right"))
+        text = ("the kept set", f" holds id {array[at]}; allowed are ids from 0 to {2**31 - 1}")
+        raise PackError(text, sample=where.sample, token=token, token_as=OF_TOKEN)
     return np.ascontiguousarray(array, np.int32)
 
 
@@ -152,7 +153,7 @@ def _first_beyond_int32(array: Array) -> int | None:
     return int(beyond.argmax()) if beyond.any() else None
 
 
-def to_mask(value: Any, where: str) -> Array:
+def to_mask(value: Any, where: Where) -> Array:
     """A completion mask, one byte per token (uint8 or bool). Any integer or boolean dtype; Rust checks the bytes."""
     array = _mask_like(value, where)
     if array.dtype not in (np.uint8, np.bool_):
@@ -161,74 +162,81 @@ def to_mask(value: Any, where: str) -> Array:
     return array
 
 
-def to_attention_mask(value: Any, where: str) -> npt.NDArray[np.bool_]:
+def to_attention_mask(value: Any, where: Where) -> npt.NDArray[np.bool_]:
     """A mask that says which tokens are real (1) and which padding (0). Any integer or boolean dtype."""
     array = _mask_like(value, where)
-    _check_mask(array, where, "0 (padding) and 1 (real)")
+    _check_mask(array, where, "0 (padding) and 1 (real)", of_samples=where.is_of_batch and array.ndim == 2)
     real: npt.NDArray[np.bool_] = array != 0  # no bytes but 0 and 1, where a view as booleans may have others
     return real
 
 
-def _mask_like(value: Any, where: str) -> Array:
+def _mask_like(value: Any, where: Where) -> Array:
     allowed = "booleans and integers"
     array = to_numpy(value, where, allowed)
     if array.dtype.kind not in "biu":
-        raise TypeError(f"{where} has dtype {array.dtype}; allowed are {allowed}: {_TO_INTEGERS}")
+        raise where.type_error(f"has dtype {array.dtype}; allowed are {allowed}: {_TO_INTEGERS}")
     return array
 
 
-def _check_mask(array: Array, where: str, allowed: str) -> None:
-    wrong = np.flatnonzero((array != 0) & (array != 1))
-    if wrong.size:
-        at = np.unravel_index(wrong[0], array.shape)
-        index = ", ".join(str(i) for i in at)
-        raise PackError(f"{where}[{index}] is {array[at]}; allowed are {allowed}")
+def _check_mask(array: Array, where: Where, allowed: str, of_samples: bool = False) -> None:
+    """PackError for a value that is neither 0 nor 1. `of_samples`: the array has a row for each sample."""
+    wrong = np.argwhere((array != 0) & (array != 1))
+    if not len(wrong):
+        return
+    at = tuple(wrong[0].tolist())
+    problem = f"is {array[at]}; allowed are {allowed}"
+    if len(at) == 1:
+        raise where.error(problem, at[0])
+    place = f"[{', '.join(map(str, at))}]" if at else ""
+    raise Where(where.column + place, at[0] if of_samples else where.sample, where.source).error(problem)
 
 
-def to_identity(value: Any, where: str) -> Array:
+def to_identity(value: Any, where: Where) -> Array:
     """Identity rows (L, ...) of integers or booleans."""
     array = to_numpy(value, where)
     if array.dtype.kind not in "biu":
-        raise TypeError(f"{where} has dtype {array.dtype}; identity is compared for equality: integers or booleans")
+        raise where.type_error(f"has dtype {array.dtype}; identity is compared for equality: integers or booleans")
     return array
 
 
 def to_scalars(values: Any, name: str) -> Array:
     """A per-sample column (n,) from one scalar per sample."""
+    where = Where(name)
     if isinstance(values, np.ndarray) or hasattr(values, "detach"):
-        array = to_numpy(values, name)
+        array = to_numpy(values, where)
     else:
-        array = _stack(values, name)
+        array = _stack(values, where)
     if array.ndim != 1:
-        raise PackError(f"{name} has shape {array.shape}; a per-sample column has one value per sample: (n,)")
+        raise where.error(f"has shape {array.shape}; a per-sample column has one value per sample: (n,)")
     return np.ascontiguousarray(array)
 
 
-def _stack(values: Any, name: str) -> Array:
+def _stack(values: Any, where: Where) -> Array:
     kinds = set(map(type, values))
     if not kinds <= {float, int, bool}:
         # 0-d arrays and tensors keep their dtype, scalars of Python follow the rule for Python floats.
-        values = [_scalar(value, f"sample {i}: {name}") for i, value in enumerate(values)]
+        values = [_scalar(value, Where(where.column, i)) for i, value in enumerate(values)]
         kinds = set(map(type, values))
     array = np.asarray(values)
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
-        array = _to_float32(array, name)
+        array = _to_float32(array, where)
     if array.dtype.kind == "O":
-        raise PackError(f"{name} holds an integer that does not fit into 64 bits")
+        largest = max(range(array.size), key=lambda i: abs(array[i])) if array.ndim == 1 else None
+        raise Where(where.column, largest).error("holds an integer that does not fit into 64 bits")
     return array
 
 
-def _scalar(value: Any, where: str) -> Any:
+def _scalar(value: Any, where: Where) -> Any:
     if type(value) in (float, int, bool):
         return value
     if is_array(value):
-        raise PackError(f"{where} is an array; sample 0 has a scalar there")
+        raise where.error("is an array", against=(0, "has a scalar there"))
     if value is None:
-        raise TypeError(f"{where} is None; a number is needed")
+        raise where.type_error("is None; a number is needed")
     return to_numpy(value, where)[()]
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: Where) -> Any:
     """A NumPy scalar, 0-d array or tensor as the number or text that it holds; anything else as it is."""
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "USO":
         return value.item()
@@ -237,13 +245,13 @@ def plain(value: Any, where: str) -> Any:
     return value
 
 
-def _integers(value: Any, where: str) -> Array:
+def _integers(value: Any, where: Where) -> Array:
     array = to_numpy(value, where, "integers", "tokenize it first")
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{where} has dtype {array.dtype}; allowed are integers: {_TO_INTEGERS}")
+        raise where.type_error(f"has dtype {array.dtype}; allowed are integers: {_TO_INTEGERS}")
     return array
 
 
-def _one_axis(array: Array, where: str) -> None:
+def _one_axis(array: Array, where: Where) -> None:
     if array.ndim != 1:
-        raise PackError(f"{where} has shape {array.shape}; one axis is needed")
+        raise where.error(f"has shape {array.shape}; one axis is needed")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._core import PackError
+from ..errors import PackError, Where
 from . import column_checks
 from .aliases import disguised_mask, half_of_pair, no_ids
 from .batches import read_flat, read_padded
@@ -28,7 +28,7 @@ from .convert import (
 )
 from .tables import rows_of
 
-Convert = Callable[[Any, str], Array]
+Convert = Callable[[Any, Where], Array]
 
 
 def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
@@ -43,7 +43,7 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
         _check_names(batch, (*per_token, *per_sample))
         _check_needed(
             batch,
-            "the batch",
+            Where("the batch"),
             lambda name: _begins_like(batch[name], batch[IDS]),
             lambda name: _begins_like(batch[name], batch[IDS]) or _first_has_rows(batch[name]),
         )
@@ -65,16 +65,16 @@ def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
 
 
 def _check_needed(
-    columns: Mapping[str, Any], where: str, per_token: Callable[[str], bool], has_rows: Callable[[str], bool]
+    columns: Mapping[str, Any], where: Where, per_token: Callable[[str], bool], has_rows: Callable[[str], bool]
 ) -> None:
     """PackError without ids; and without a mask where one of the columns per token is one but for its name, or where
     one with rows is half of a pair."""
     if IDS not in columns:
-        raise PackError(f"{where} has {no_ids(columns)}")
+        raise where.error(f"has {no_ids(columns)}")
     if MASK not in columns:
         for refused in (disguised_mask(columns, per_token), half_of_pair(columns, has_rows)):
             if refused is not None:
-                raise PackError(f"{where} has {refused}")
+                raise where.error(f"has {refused}")
 
 
 def _begins_like(value: Any, ids: Any) -> bool:
@@ -101,7 +101,7 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if count == 0:
         return Inputs(ids=[])
     per_token = {name: is_array(values[0]) for name, values in columns.items()}.__getitem__
-    _check_needed(columns, "sample 0: it", per_token, per_token)
+    _check_needed(columns, Where("it", 0), per_token, per_token)
     if REAL in columns:
         _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))
@@ -133,24 +133,22 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
 def _drop_padding(columns: dict[str, list[Any]], masks: list[Any]) -> None:
     """Cut what an attention mask marks as padding out of every per-token column, in place."""
     for i, mask in enumerate(masks):
-        where = f"sample {i}: {REAL}"
+        where = Where(REAL, i)
         real = to_attention_mask(mask, where)
         ids = columns.get(IDS, masks)[i]
         if real.ndim != 1 or not is_array(ids) or len(real) != len(ids):
             tokens = len(ids) if is_array(ids) else "no"
-            raise PackError(
-                f"{where} has shape {real.shape}; input_ids has {tokens} tokens, so one value for each is needed"
-            )
+            raise where.error(f"has shape {real.shape}; input_ids has {tokens} tokens, so one value for each is needed")
         if real.all():
             continue
         for name, values in columns.items():
             if name == KEPT or not is_array(values[i]):
                 continue
-            array = to_numpy(values[i], f"sample {i}: {name}")
+            array = to_numpy(values[i], Where(name, i))
             if array.shape[:1] != real.shape:
-                raise PackError(f"sample {i}: {name} has {len(array)} rows; {REAL} has {len(real)}")
+                raise Where(name, i).error(f"has {len(array)} rows; {REAL} has {len(real)}")
             if name == COUNTS and (array[~real] != 0).any():
-                raise PackError(f"sample {i}: sampling_mask_counts is not 0 at padding")
+                raise Where(name, i).error("is not 0 at padding")
             values[i] = array[real]
 
 
@@ -158,10 +156,10 @@ def _lists(values: list[Any], name: str, dtype: np.dtype[Any], convert: Convert)
     """Make every value of a one-axis column ready, in place."""
     at = _core.first_unready(values, dtype, [], 0)
     while at < len(values):
-        where = f"sample {at}: {name}"
+        where = Where(name, at)
         array = convert(values[at], where)
         if array.ndim != 1:
-            raise PackError(f"{where} has shape {array.shape}; one axis is needed")
+            raise where.error(f"has shape {array.shape}; one axis is needed")
         values[at] = array
         at = _core.first_unready(values, dtype, [], at + 1)
     return values
@@ -177,10 +175,10 @@ def _check_rows(values: list[Any], name: str, tokens: list[int], ids: Sequence[A
     hint = "; every token has one, those of the prompt too (0, say)" if has < wanted else ""
     if has == 1 and name not in (MASK, COUNTS):
         hint = "; a value for the whole sample is a number, not a list of one"
-    if ids and (packed := column_checks.packed_rows(name, values[i], ids[i])) is not None:
+    if ids and i == 0 and (packed := column_checks.packed_rows(name, values[i], ids[i])) is not None:
         hint = f"; {packed}"
     shown = "1 row" if has == 1 else f"{has} rows"
-    raise PackError(f"sample {i}: {name} has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
+    raise Where(name, i).error(f"has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
 
 
 def _kept_lists(kept: list[Any], counts: list[Any], tokens: list[int]) -> tuple[list[Any], list[Any]]:
@@ -191,12 +189,12 @@ def _kept_lists(kept: list[Any], counts: list[Any], tokens: list[int]) -> tuple[
             kept[i], counts[i] = np.zeros(0, np.int32), np.zeros(tokens[i], np.int32)
         elif has_ids is None or has_counts is None:
             has, lacks = (COUNTS, KEPT) if has_ids is None else (KEPT, COUNTS)
-            raise PackError(f"sample {i}: it has {has} and no {lacks}; {BOTH}")
+            raise PackError(f"it has {has} and no {lacks}; {BOTH}", sample=i)
     _lists(counts, COUNTS, int32, to_int32)
     _check_rows(counts, COUNTS, tokens)
     at = _core.first_unready(kept, int32, [], 0)
     while at < len(kept):
-        kept[at] = to_kept_ids(kept[at], counts[at], f"sample {at}: ")
+        kept[at] = to_kept_ids(kept[at], counts[at], Where(KEPT, at))
         at = _core.first_unready(kept, int32, [], at + 1)
     return kept, counts
 
@@ -209,19 +207,19 @@ def _mask_as(boolean: bool) -> Convert:
 def _token_lists(values: list[Any], name: str) -> tuple[list[Any], Format]:
     """Make a further per-token column ready: one dtype (the common one), one row shape (that of sample 0)."""
     convert = to_identity if name == IDENTITY else to_numpy
-    first = convert(values[0], f"sample 0: {name}")
+    first = convert(values[0], Where(name, 0))
     dtype, tail = first.dtype, first.shape[1:]
     if _core.first_unready(values, dtype, list(tail), 0) == len(values):
         return values, (dtype, tail)
     for i, value in enumerate(values):
-        where = f"sample {i}: {name}"
+        where = Where(name, i)
         if not is_array(value):
-            raise PackError(f"{where} is {value!r}; sample 0 has an array there, so one row per token is needed")
+            raise where.error(f"is {value!r}", against=(0, "has an array there, so one row per token is needed"))
         array = values[i] = convert(value, where)
         if array.size == 0 and array.ndim == 1:
             array = values[i] = array.reshape(0, *tail)
         if array.shape[1:] != tail:
-            raise PackError(f"{where} has rows of shape {array.shape[1:]}; sample 0 has rows of shape {tail}")
+            raise where.error(f"has rows of shape {array.shape[1:]}", against=(0, f"has rows of shape {tail}"))
     dtype = _common_dtype(values, name)
     for i, array in enumerate(values):
         values[i] = np.ascontiguousarray(array, dtype)
@@ -230,11 +228,11 @@ def _token_lists(values: list[Any], name: str) -> tuple[list[Any], Format]:
 
 def _common_dtype(arrays: list[Array], name: str) -> np.dtype[Any]:
     """The dtype that holds all values exactly; empty arrays say nothing."""
-    arrays = [array for array in arrays if array.size] or arrays
-    dtype: np.dtype[Any] = np.result_type(*{array.dtype for array in arrays})
-    if dtype.kind not in "iub" and all(array.dtype.kind in "iub" for array in arrays):
-        i, other = next((i, array.dtype) for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
-        raise TypeError(
-            f"sample {i}: {name} has dtype {other}; sample 0 has {arrays[0].dtype}, and no integer dtype holds both"
-        )
+    dtypes = {i: array.dtype for i, array in enumerate(arrays) if array.size} or {0: arrays[0].dtype}
+    dtype: np.dtype[Any] = np.result_type(*set(dtypes.values()))
+    if dtype.kind not in "iub" and all(one.kind in "iub" for one in dtypes.values()):
+        first = min(dtypes)
+        i = next(i for i, one in dtypes.items() if one != dtypes[first])
+        has = f"has {dtypes[first]}, and no integer dtype holds both"
+        raise Where(name, i).type_error(f"has dtype {dtypes[i]}", against=(first, has))
     return dtype

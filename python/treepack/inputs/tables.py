@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import PackError
+from ..errors import PackError
 from .columns import IDS
 from .convert import is_array
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from .._core import PackError
-from ..packing.batch import pack
-from ..tree.tree import PackedTree
+from ..errors import PackError, PackTypeError
+from ..packing import pack
+from ..packing.options import Branching, Order, PackOptions
+from ..tree.tree import HostTree
 
 __all__ = ["DataCollatorForTreePacking", "tree_batch"]
 
 
-def tree_batch(tree: PackedTree) -> dict[str, Any]:
+def tree_batch(tree: HostTree) -> dict[str, Any]:
     """What Trainer wants to see of a packed tree: the tree, and labels to count.
 
     Returns:
@@ -62,8 +63,8 @@ class DataCollatorForTreePacking:
 
     max_tokens: int | None = None
     pad_to_multiple_of: int | None = None
-    branching: Literal["token", "label"] = "token"
-    order: Literal["largest_first", "first_seen"] = "largest_first"
+    branching: Branching = "token"
+    order: Order = "largest_first"
     drop: Sequence[str] = ()
     train_all: bool = False
 
@@ -77,7 +78,9 @@ class DataCollatorForTreePacking:
         """
         for i, feature in enumerate(features):
             if not isinstance(feature, Mapping):
-                raise TypeError(f"sample {i} is a {type(feature).__name__}; a batch is a list of dicts of columns")
+                raise PackTypeError(
+                    f"is a {type(feature).__name__}; a batch is a list of dicts of columns", sample=i, joint=" "
+                )
         samples = [{name: x for name, x in feature.items() if name not in self.drop} for feature in features]
         if not samples:
             raise PackError("the batch has no samples; at least one is needed")
@@ -89,13 +92,8 @@ class DataCollatorForTreePacking:
         if limit is None:
             longest = sum(np.size(sample.get("input_ids", ())) for sample in samples)
             limit = max(longest, 1) + (self.pad_to_multiple_of or 1) - 1
-        packed = pack(
-            samples,
-            max_tokens=limit,
-            branching=self.branching,
-            order=self.order,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-        )
+        options = PackOptions.of({**vars(self), "max_tokens": limit})
+        packed = pack(samples, **options.pack_keywords())
         if len(packed) != 1:
             raise PackError(
                 f"the batch of {len(samples)} samples needs {len(packed)} trees of {limit} positions; one forward "
@@ -109,13 +107,16 @@ class DataCollatorForTreePacking:
                 continue
             if self.train_all:
                 raise PackError(
-                    f"sample {i} has a completion_mask, but the collator was made with train_all=True; leave out "
-                    'train_all, or ignore the mask with drop=["completion_mask"]'
+                    "has a completion_mask, but the collator was made with train_all=True; leave out train_all, or "
+                    'ignore the mask with drop=["completion_mask"]',
+                    sample=i,
+                    joint=" ",
                 )
             has = ", ".join(sample) or "no columns"
             raise PackError(
-                f"sample {i} has no completion_mask (it has {has}), so every token would be trained, its prompt too. "
-                "Trainer drops the column by default: set remove_unused_columns=False. Where labels mark the trained "
-                "tokens, completion_mask = (labels != -100); to train every token, "
-                "DataCollatorForTreePacking(train_all=True)"
+                f"has no completion_mask (it has {has}), so every token would be trained, its prompt too. Trainer "
+                "drops the column by default: set remove_unused_columns=False. Where labels mark the trained tokens, "
+                "completion_mask = (labels != -100); to train every token, DataCollatorForTreePacking(train_all=True)",
+                sample=i,
+                joint=" ",
             )

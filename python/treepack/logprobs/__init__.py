@@ -1,5 +1,13 @@
-"""Log-probs of the loss terms of a packed tree from hidden states, only the R rows through the LM head."""
+"""Log-probs of the loss terms of a packed tree from hidden states: the LM head on the R rows alone, without an R x V
+tensor.
 
-from .api import TermLogProbs, head_log_probs, label_log_probs, term_log_probs
+    api          hidden states and a tree -> log-probs of the terms
+    head         the LM head as one function with its gradient
+    dense        ... its part over the vocabulary, and triton, its passes on CUDA
+    kept_sets    ... its part over kept sets
+    terms        what the parts share
+"""
 
-__all__ = ["TermLogProbs", "head_log_probs", "label_log_probs", "term_log_probs"]
+from .api import TermLogProbs, head_log_probs, label_log_probs
+
+__all__ = ["TermLogProbs", "head_log_probs", "label_log_probs"]

@@ -114,9 +114,14 @@ class DenseRows:
         top.copy_(higher)
 
     def backward(
-        self, g: Tensor, g_entropy: Tensor | None, lse: Tensor, entropy: Tensor, d_weight: Tensor | None,
+        self,
+        g: Tensor,
+        g_entropy: Tensor | None,
+        lse: Tensor,
+        entropy: Tensor,
+        d_weight: Tensor | None,
         d_bias: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The gradient of the rows; writes that of the weight and adds that of the bias."""
         g = g.to(self.dtype)
         d_rows = torch.zeros(self.rows.shape, dtype=self.dtype, device=self.rows.device)
@@ -178,8 +183,19 @@ class DenseRows:
 
         def make(r: slice, v: slice) -> Tensor:
             return logit_gradient(
-                self.logits(r, v), self.weight.dtype, lse[r], g_lse[r], entropy[r] if t.entropy else None,
-                None if g_entropy is None else g_entropy[r], bounds[r.start : r.stop + 1], target, g, v.start, t.scale,
-                t.softcap or 0.0, t.temperature)  # fmt: skip
+                self.logits(r, v),
+                self.weight.dtype,
+                lse[r],
+                g_lse[r],
+                entropy[r] if t.entropy else None,
+                None if g_entropy is None else g_entropy[r],
+                bounds[r.start : r.stop + 1],
+                target,
+                g,
+                v.start,
+                t.scale,
+                t.softcap or 0.0,
+                t.temperature,
+            )
 
         return make

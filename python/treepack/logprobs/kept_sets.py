@@ -56,9 +56,18 @@ class SetRows:
         return torch.where(in_set, order[place], 0)
 
     def backward(
-        self, term_row: Tensor, pair: Tensor, g: Tensor, g_entropy: Tensor | None, z: Tensor, lse: Tensor,
-        entropy: Tensor, d_rows: Tensor, d_weight: Tensor | None, d_bias: Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        term_row: Tensor,
+        pair: Tensor,
+        g: Tensor,
+        g_entropy: Tensor | None,
+        z: Tensor,
+        lse: Tensor,
+        entropy: Tensor,
+        d_rows: Tensor,
+        d_weight: Tensor | None,
+        d_bias: Tensor | None,
+    ) -> None:
         """Adds to the gradients of the rows, the weight and the bias."""
         g = g.to(self.dtype)
         over = add(torch.zeros_like(lse), term_row, -g)[self.row]

@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackedTree, PackError, pack
-
+from .._core import PackError
 from ..inputs.aliases import right_name
 from ..inputs.columns import IDS, MASK
+from ..inputs.finite import check_log_probs
 from ..inputs.tables import arrow_values
+from ..packing import pack
 from ..tree.layout import formats_of
+from ..tree.tree import HostTree
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
 from .rows import table_of
 from .schema import arrow_schema
-from .units import as_floats
+from .units import as_floats, check_pair
 
 _CHOSEN, _REJECTED = "chosen.", "rejected."
 
@@ -64,10 +66,16 @@ def pack_batch(
     return table_of(trees, [None] * len(trees), arrow_schema(formats_of(like[0])))
 
 
-def _trees(columns: dict[str, list[Any]], options: Options) -> list[PackedTree]:
-    if not options.pairs:
-        return list(pack(_samples(columns), **options.pack_keywords()))
-    return [tree for one in pack_pairs(_pairs(columns), options)[0] for tree in one]
+def _trees(columns: dict[str, list[Any]], options: Options) -> list[HostTree]:
+    if options.pairs:
+        pairs = _pairs(columns)
+        for number, pair in enumerate(pairs if options.non_finite_log_probs == "raise" else ()):
+            check_pair(pair, number)
+        return [tree for one in pack_pairs(pairs, options)[0] for tree in one]
+    samples = _samples(columns)
+    for number, sample in enumerate(samples if options.non_finite_log_probs == "raise" else ()):
+        check_log_probs(sample, number)
+    return list(pack(samples, **options.pack_keywords()))
 
 
 def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[Any]]:

@@ -16,11 +16,11 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from treepack import PackedTree, PackError
-
+from .._core import PackError
 from ..readers.source import first_line
 from ..tree.layout import KEPT, LABELS, dummy_tree
 from ..tree.packed import TreeSequence
+from ..tree.tree import HostTree
 from . import manifest as manifests
 from .arrow import pa, pq
 from .pairs import PAIR
@@ -95,10 +95,10 @@ class Trees(TreeSequence):
         return len(self._order) + self.dummies
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> PackedTree: ...
+    def __getitem__(self, index: SupportsIndex) -> HostTree: ...
     @overload
-    def __getitem__(self, index: slice) -> list[PackedTree]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> PackedTree | list[PackedTree]:
+    def __getitem__(self, index: slice) -> list[HostTree]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> HostTree | list[HostTree]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = self._place(index)
@@ -106,7 +106,7 @@ class Trees(TreeSequence):
             return self._dummy()
         return trees_of(self._row(at))[0]
 
-    def __iter__(self) -> Iterator[PackedTree]:
+    def __iter__(self) -> Iterator[HostTree]:
         return (self[i] for i in range(len(self)))
 
     def sample_numbers(self, index: SupportsIndex) -> npt.NDArray[np.int64]:
@@ -148,10 +148,10 @@ class Trees(TreeSequence):
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _dummy(self) -> PackedTree:
+    def _dummy(self) -> HostTree:
         first = self._shard(int(np.flatnonzero(np.diff(self._starts))[0])).row(0)
         formats, like = formats_in(first.schema, "the shard"), trees_of(first)[0]
-        return dummy_tree(formats, LABELS in like._fields, self._multiple, kept=KEPT[0] in like._fields)
+        return dummy_tree(formats, LABELS in like.arrays, self._multiple, kept=KEPT[0] in like.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict(), "_process": -1}

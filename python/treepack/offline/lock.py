@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from treepack import PackError
+from ..errors import PackError
 
 if sys.platform == "win32":
     import msvcrt

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from treepack import PackError
-
+from .._core import PackError
 from .options import differences
 from .schema import LAYOUT_VERSION
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
-from treepack import PackError
-
-from ..packing import options
+from .._core import PackError
+from ..packing.options import PackOptions
 
 #: Raw tokens of a window. docs/offline.md has the measured effect on the ratio.
 WINDOW = 1 << 22
 #: A shard is closed at the end of the first window with which it holds this many packed tokens.
 SHARD_TOKENS = 1 << 24
 
-Placement = Literal["shared", "first_fit", "stream"]
+#: What of NaN and infinite log-probs at trained tokens.
+NonFinite = Literal["raise", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(PackOptions):
     """Options of an offline packing: those of `treepack.pack`, and how the input is cut.
 
     max_tokens, max_terms, max_kept, vocab_size, branching, order, overlong, pad_to_multiple_of: as for `treepack.pack`.
@@ -26,31 +26,24 @@ class Options:
     window: raw tokens that are packed together; samples in different windows share nothing. Bounds the memory.
     shard_tokens: packed tokens of a shard, give or take a window.
     pairs: the input holds preference pairs; the two samples of a pair stay in one tree.
+    non_finite_log_probs: NaN or infinite `old_log_probs` and `ref_log_probs` at trained tokens raise, or are kept.
     """
 
-    max_tokens: int
-    max_terms: int | None = None
-    max_kept: int | None = None
-    vocab_size: int | None = None
-    branching: Literal["token", "label"] = "token"
-    order: Literal["largest_first", "first_seen"] = "largest_first"
-    placement: Placement = "shared"
-    overlong: Literal["raise", "skip"] = "raise"
-    pad_to_multiple_of: int | None = None
+    ranks: int = field(default=1, init=False, repr=False)  # of the loader, which is told how many there are
     window: int = WINDOW
     shard_tokens: int = SHARD_TOKENS
     pairs: bool = False
+    non_finite_log_probs: NonFinite = "raise"
+
+    CHOICES: ClassVar = {
+        **PackOptions.CHOICES,
+        "placement": ("shared", "first_fit", "stream"),
+        "non_finite_log_probs": ("raise", "keep"),
+    }
+    NUMBERS: ClassVar = (*PackOptions.NUMBERS, "window", "shard_tokens")
 
     def __post_init__(self) -> None:
-        """PackError or TypeError for what is not allowed. Integers of other types become int: the manifest is JSON."""
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None or name in _NEEDED:
-                object.__setattr__(self, name, options._count(name, value))
-        if self.placement not in ("shared", "first_fit", "stream"):
-            raise PackError(f"placement is {self.placement!r}; allowed is 'shared', 'first_fit' or 'stream'")
-        stream = {"placement": "shared"} if self.placement == "stream" else {}
-        options.keywords(**(self.pack_keywords() | stream), ranks=1)
+        super().__post_init__()
         if self.pairs and self.placement == "stream":
             raise PackError("placement is 'stream'; pairs stay together by 'shared' and 'first_fit' alone")
         for name in ("max_terms", "max_kept"):
@@ -59,14 +52,10 @@ class Options:
                     f"{name} is {getattr(self, name)}; with pairs max_tokens is the one budget: leave it out"
                 )
 
-    def pack_keywords(self) -> dict[str, Any]:
-        """The keywords of `treepack.pack`."""
-        own = ("window", "shard_tokens", "pairs")
-        return {name: value for name, value in asdict(self).items() if name not in own}
-
-
-_NEEDED = ("max_tokens", "window", "shard_tokens")
-_COUNTS = (*_NEEDED, "max_terms", "max_kept", "vocab_size", "pad_to_multiple_of")
+    def told(self) -> dict[str, Any]:
+        """The options by name, as the manifest has them: those that the trees depend on."""
+        names = (each.name for each in fields(self) if each.init and each.name != "non_finite_log_probs")
+        return {name: getattr(self, name) for name in names}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:

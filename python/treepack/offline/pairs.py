@@ -13,15 +13,15 @@ the samples is at most N of the paths. Costs the packing twice.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from treepack import Packed, PackError, pack
-
+from ..errors import PackError, PackTypeError
+from ..packing import pack
+from ..tree.packed import Packed
 from .options import Options
 
 Array = npt.NDArray[Any]
@@ -64,8 +64,11 @@ def pack_pairs(pairs: Sequence[Pair], options: Options, start: int = 0) -> tuple
             skipped += 1
         else:
             raise PackError(
-                f"pair {start + number}: chosen and rejected have {tokens} tokens, their common prefix once; a tree "
-                f"holds {room}: raise max_tokens, or leave such pairs out with overlong='skip'"
+                f"chosen and rejected have {tokens} tokens, their common prefix once; a tree holds {room}",
+                sample=start + number,
+                called="pair {}",
+                budget="max_tokens",
+                remedy="raise max_tokens, or leave such pairs out with overlong='skip'",
             )
     keywords = options.pack_keywords()
     try:
@@ -94,14 +97,15 @@ def _members(made: Sequence[tuple[Any, Any]], numbers: Sequence[int], start: int
 
 
 def _one_tree(samples: list[dict[str, Any]], keywords: dict[str, Any]) -> Packed:
-    def named(match: re.Match[str]) -> str:
-        sample = samples[int(match[1])]
-        return f"pair {sample[PAIR]} ({'chosen' if sample[CHOSEN] else 'rejected'})"
+    def pair_of(number: int) -> tuple[int, str]:
+        sample = samples[number]
+        return sample[PAIR], "pair {} (chosen)" if sample[CHOSEN] else "pair {} (rejected)"
 
     try:
         packed = pack(samples, **keywords)
-    except (PackError, TypeError) as error:
-        raise type(error)(re.sub(r"\bsample (\d+)", named, str(error))) from None
+    except (PackError, PackTypeError) as error:
+        error.rename(pair_of)
+        raise
     if len(packed) != 1:
         raise RuntimeError(
             f"{len(samples)} samples of pairs that fit one tree came into {len(packed)}: please report it"

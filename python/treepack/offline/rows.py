@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treepack import PackedTree, PackError
-
+from .._core import PackError
 from ..inputs.columns import Format
 from ..tree.layout import ARRAYS, tree_from_arrays
+from ..tree.tree import HostTree
 from .arrow import pa
 from .schema import COUNTS, DISAGREEMENTS, FIRST_SAMPLE, OPTIONAL, Formats, formats_in
 
 Array = npt.NDArray[Any]
 
 
-def table_of(trees: Sequence[PackedTree], first_samples: Sequence[int | None], schema: Any) -> Any:
+def table_of(trees: Sequence[HostTree], first_samples: Sequence[int | None], schema: Any) -> Any:
     """One row per tree, in columns of `schema` (`schema.arrow_schema`).
 
     Args:
@@ -36,7 +36,7 @@ def table_of(trees: Sequence[PackedTree], first_samples: Sequence[int | None], s
     sizes = zip(*(_sizes(tree) for tree in trees), strict=True) if trees else [()] * len(COUNTS)
     columns |= {name: pa.array(values, pa.int32()) for name, values in zip(COUNTS, sizes, strict=True)}
     for name in ARRAYS:
-        arrays = [tree._array(name) if name in tree._fields else None for tree in trees]
+        arrays = [tree.arrays.get(name) for tree in trees]
         columns[name] = _lists(arrays, (ARRAYS[name], ()), schema.field(name).type)
     for name, row in wanted.items():
         arrays = [_gathered(tree, name, row) for tree in trees]
@@ -45,7 +45,7 @@ def table_of(trees: Sequence[PackedTree], first_samples: Sequence[int | None], s
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def trees_of(table: Any) -> list[PackedTree]:
+def trees_of(table: Any) -> list[HostTree]:
     """The trees of a table that `table_of` or `pack_batch` made, whatever it went through in between: Parquet, a
     Hugging Face data set (`.with_format("arrow")`), a Ray data set (`batch_format="pyarrow"`).
 
@@ -58,17 +58,17 @@ def trees_of(table: Any) -> list[PackedTree]:
 # --- trees to rows --------------------------------------------------------------------------------------------------
 
 
-def _sizes(tree: PackedTree) -> tuple[int, int, int]:
+def _sizes(tree: HostTree) -> tuple[int, int, int]:
     return tree.num_tokens, len(tree.sample_index), len(tree.term_row)
 
 
-def _gathered(tree: PackedTree, name: str, wanted: Format) -> Array | None:
+def _gathered(tree: HostTree, name: str, wanted: Format) -> Array | None:
     """A gathered column in the dtype of the table; None where the samples of this tree disagree on it."""
-    if name not in tree._fields:
-        if name.startswith("positions.") and name.split(".", 1)[1] in tree._disagreements:
+    if name not in tree.arrays:
+        if name.startswith("positions.") and name.split(".", 1)[1] in tree.disagreements:
             return None
         raise PackError(f"column {name!r} is missing in {tree!r}; every sample needs the same columns")
-    array: Array = tree._array(name)
+    array: Array = tree.arrays[name]
     dtype, tail = wanted
     if array.shape[1:] != tail:
         column = name.split(".", 1)[1]
@@ -101,17 +101,17 @@ def _lists(arrays: Sequence[Array | None], row: Format, kind: Any) -> Any:
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(absent) if absent.any() else None)
 
 
-def _disagreements(tree: PackedTree) -> list[dict[str, Any]]:
+def _disagreements(tree: HostTree) -> list[dict[str, Any]]:
     return [
         {"column": name, "sample": a, "other_sample": b, "token": token}
-        for name, (a, b, token) in tree._disagreements.items()
+        for name, (a, b, token) in tree.disagreements.items()
     ]
 
 
 # --- rows to trees --------------------------------------------------------------------------------------------------
 
 
-def _batch_trees(batch: Any, formats: Formats) -> list[PackedTree]:
+def _batch_trees(batch: Any, formats: Formats) -> list[HostTree]:
     """The trees of one record batch."""
     order = [name for name in ARRAYS if name in batch.schema.names] + list(formats)
     rows = {name: (ARRAYS[name], ()) if name in ARRAYS else formats[name] for name in order}

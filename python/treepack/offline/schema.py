@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from treepack import PackError
-
+from .._core import PackError
 from ..inputs.columns import Format
 from ..tree.layout import ARRAYS, KEPT, KINDS, LABELS
 from .arrow import pa

@@ -8,14 +8,16 @@ Memory: the samples and trees of one unit.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import Packed, PackedTree, Packer, PackError, Stats, pack
-
+from ..errors import PackError, PackTypeError
+from ..inputs.finite import check_log_probs
+from ..packing import Packer, pack
+from ..tree.packed import Packed, Stats
+from ..tree.tree import HostTree
 from .options import Options
 from .pairs import Pair, pack_pairs
 
@@ -28,7 +30,7 @@ FLOATS = ("advantage", "old_log_probs", "ref_log_probs", "reward")
 class Unit(NamedTuple):
     """Trees, and what of the input they hold."""
 
-    trees: list[PackedTree]
+    trees: list[HostTree]
     first: int
     """The row of the input at which the unit starts."""
     rows: int
@@ -46,10 +48,28 @@ def units(rows: Iterable[Any], options: Options, start: int) -> Iterator[Unit]:
 
     Raises PackError or TypeError as `treepack.pack` does, with the number of the sample among all.
     """
+    if options.non_finite_log_probs == "raise":
+        rows = _finite(rows, options.pairs, start)
     if options.placement == "stream":
         yield from _stream(map(as_floats, rows), options, start)
     else:
         yield from _windows(rows, options, start)
+
+
+def _finite(rows: Iterable[Any], pairs: bool, start: int) -> Iterator[Any]:
+    """The rows, up to the first with a NaN or infinite log-prob at a trained token."""
+    for number, row in enumerate(rows, start):
+        if pairs:
+            check_pair(row, number)
+        else:
+            check_log_probs(row, number)
+        yield row
+
+
+def check_pair(pair: Pair, number: int) -> None:
+    """`check_log_probs` of both samples of a pair."""
+    for side in Pair._fields:
+        check_log_probs(getattr(pair, side), number, f"pair {{}} ({side})")
 
 
 def as_floats(sample: Sample) -> Sample:
@@ -91,8 +111,9 @@ def _pack_window(window: list[Any], options: Options, start: int) -> Unit:
         return Unit(trees, start, count, [part.stats for part in packed], 2 * skipped, None)
     try:
         one: Packed = pack([as_floats(sample) for sample in window], **options.pack_keywords())
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
     window.clear()
     return Unit(list(one), start, count, [one.stats], len(one.skipped), start)
 
@@ -125,19 +146,11 @@ def _packer(options: Options) -> Packer:
 def _add(packer: Packer, sample: Sample, start: int) -> list[Any]:
     try:
         return packer.add(sample)
-    except (PackError, TypeError) as error:
-        raise numbered(error, start) from None
+    except (PackError, PackTypeError) as error:
+        error.shift(start)
+        raise
 
 
 def _micro_batch(packer: Packer, closed: list[Any], start: int, count: int) -> Unit:
     trees = [tree for trees in closed for tree in trees]
     return Unit(trees, start, count, [packer.stats], len(packer.skipped), start)
-
-
-def numbered(error: Exception, start: int) -> Exception:
-    """The same error with the numbers of samples counted from the start of the input."""
-
-    def shift(match: re.Match[str]) -> str:
-        return re.sub(r"\d+", lambda number: str(int(number[0]) + start), match[0])
-
-    return type(error)(re.sub(r"\bsamples? \d+(?: and \d+)?", shift, str(error)))

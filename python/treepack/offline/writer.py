@@ -12,13 +12,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import treepack
-from treepack import PackError
-
+from .._core import PackError
+from .._version import __version__
 from ..inputs.account import ColumnAccount
 from ..readers.source import first_line
 from ..tree.layout import formats_of
@@ -89,9 +87,9 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=asdict(options),
+        options=options.told(),
         source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
-        treepack=treepack.__version__,
+        treepack=__version__,
     )
     if resume and overwrite:
         raise PackError("resume and overwrite are both given; allowed is one of them")
@@ -269,7 +267,8 @@ class _Writer:
             table = table_of(trees, first_samples, self._schema)
         except PackError as error:
             what = "pairs" if self._options.pairs else "samples"
-            raise PackError(f"{what} {unit.first} to {unit.first + unit.rows - 1}: {error}") from None
+            error.source = f"{what} {unit.first} to {unit.first + unit.rows - 1}"
+            raise
         with _writing(self._part):
             self._file.write_table(table, row_group_size=len(trees))
 

@@ -7,17 +7,13 @@ from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
 from .. import _core
-from .._core import PackError
 from ..inputs import column_checks
-from ..inputs import samples as inputs
-from ..inputs.columns import Format, Inputs, ready_formats
+from ..inputs.columns import Inputs
+from ..inputs.reader import Readers
 from ..tree.packed import Packed
-from . import options
+from .options import PackOptions
 
-# What the columns of the last list of samples looked like. A trainer packs the same kind of samples again and again:
-# where all columns of all samples are just so, they are borrowed without a look from Python; but for the columns named
-# last, whose values were looked at.
-_last: tuple[_core.Formats, dict[str, Format], list[str], bool] | None = None
+_readers = Readers()
 
 
 def pack(
@@ -79,31 +75,15 @@ def pack(
     (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
     """
     start = perf_counter()
-    checked = options.keywords(
-        max_tokens=max_tokens,
-        max_terms=max_terms,
-        max_kept=max_kept,
-        vocab_size=vocab_size,
-        branching=branching,
-        order=order,
-        placement=placement,
-        overlong=overlong,
-        pad_to_multiple_of=pad_to_multiple_of,
-        ranks=ranks,
-    )
-    global _last
-    last = _last  # another thread may set it while this one packs
-    if last is not None and type(samples) is list and column_checks.harmless(samples, *last[2:]):
-        try:
-            core = _core.pack_ready(samples, last[0], checked)
-        except PackError:
-            core = None  # said again below, where more is known
-        if core is not None:
-            return Packed(core, last[1], checked["ranks"], start)
-    columns = inputs.read(samples, per_token, per_sample)
+    options = PackOptions.of(locals())
+    keywords = options.for_rust()
+    reader = _readers.of(samples)
+    borrowed = reader.borrow(samples, lambda ready, formats: _core.pack_ready(ready, formats, keywords))
+    if borrowed is not None:
+        return Packed(*borrowed, options, start)
+    columns = reader.read(samples, per_token, per_sample)
     suspects = {} if isinstance(samples, Inputs) else column_checks.check(columns)
-    core = _core.pack(columns, checked)
-    if isinstance(columns.ids, list) and columns.ids and not suspects and not column_checks.has_second_mask(columns):
-        masked = columns.mask is not None
-        _last = (ready_formats(columns), columns.formats, column_checks.looked_at(columns), masked)
-    return Packed(core, columns.formats, checked["ranks"], start)
+    core = _core.pack(columns, keywords)
+    if not suspects and not column_checks.has_second_mask(columns):
+        reader.learn(columns, column_checks.looked_at(columns))
+    return Packed(core, columns.formats, options, start)

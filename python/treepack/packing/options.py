@@ -1,44 +1,90 @@
-"""Keyword arguments of `pack` and `Packer`, checked: which argument, what it is, what is allowed."""
+"""PackOptions: how samples are packed, checked. The one list of these options; what takes them by name is compared
+with it in tests/packing/test_options.py."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .._core import PackError
 
-Keywords = dict[str, Any]
+Branching = Literal["token", "label"]
+Order = Literal["largest_first", "first_seen"]
+Overlong = Literal["raise", "skip"]
+#: "stream" is for offline packing alone: sample by sample, as `Packer` does.
+Placement = Literal["shared", "first_fit", "stream"]
+
+Made = TypeVar("Made", bound="PackOptions")
+
+__all__ = ["Branching", "Order", "Overlong", "PackOptions", "Placement"]
 
 
-def keywords(
-    *,
-    max_tokens: Any,
-    max_terms: Any,
-    max_kept: Any,
-    vocab_size: Any,
-    branching: Any,
-    order: Any,
-    placement: Any,
-    overlong: Any,
-    pad_to_multiple_of: Any,
-    ranks: Any,
-) -> Keywords:
-    """The options as Rust takes them. PackError for values that are not allowed, TypeError for wrong types."""
-    return {
-        "max_tokens": _count("max_tokens", max_tokens),
-        "max_terms": None if max_terms is None else _count("max_terms", max_terms),
-        "max_kept": None if max_kept is None else _count("max_kept", max_kept),
-        "vocab_size": None if vocab_size is None else _count("vocab_size", vocab_size),
-        "label_branching": _choice("branching", branching, ("token", "label")) == "label",
-        "first_seen": _choice("order", order, ("largest_first", "first_seen")) == "first_seen",
-        "first_fit": _choice("placement", placement, ("shared", "first_fit")) == "first_fit",
-        "skip_overlong": _choice("overlong", overlong, ("raise", "skip")) == "skip",
-        "pad_to_multiple_of": 1 if pad_to_multiple_of is None else _count("pad_to_multiple_of", pad_to_multiple_of),
-        "ranks": _count("ranks", ranks),
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """The options of `treepack.pack` and `treepack.Packer`, which say what each means.
+
+    Integers of any type become int. PackError for values that are not allowed, TypeError for wrong types: which option,
+    what it is, what is allowed.
+    """
+
+    max_tokens: int
+    max_terms: int | None = None
+    max_kept: int | None = None
+    vocab_size: int | None = None
+    branching: Branching = "token"
+    order: Order = "largest_first"
+    placement: Placement = "shared"
+    overlong: Overlong = "raise"
+    pad_to_multiple_of: int | None = None
+    ranks: int = 1
+
+    #: What is allowed of the options that are words; the other options are numbers from 1, or None where that is said.
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "branching": ("token", "label"),
+        "order": ("largest_first", "first_seen"),
+        "placement": ("shared", "first_fit"),
+        "overlong": ("raise", "skip"),
     }
+    NUMBERS: ClassVar[tuple[str, ...]] = ("max_tokens", "ranks")
+    NUMBERS_OR_NONE: ClassVar[tuple[str, ...]] = ("max_terms", "max_kept", "vocab_size", "pad_to_multiple_of")
+
+    def __post_init__(self) -> None:
+        for name in (each.name for each in fields(self)):
+            value = getattr(self, name)
+            if name in self.CHOICES:
+                _check_choice(name, value, self.CHOICES[name])
+            elif name in self.NUMBERS or (name in self.NUMBERS_OR_NONE and value is not None):
+                object.__setattr__(self, name, _number(name, value))
+
+    @classmethod
+    def of(cls: type[Made], arguments: Mapping[str, Any]) -> Made:
+        """The options among the arguments of a call, `locals()` say; whatever else is there is passed over."""
+        names = (each.name for each in fields(cls) if each.init)
+        return cls(**{name: arguments[name] for name in names if name in arguments})
+
+    def pack_keywords(self) -> dict[str, Any]:
+        """The options by name, as `treepack.pack` takes them."""
+        return {each.name: getattr(self, each.name) for each in fields(PackOptions)}
+
+    def for_rust(self) -> dict[str, Any]:
+        """The options as Rust takes them."""
+        return {
+            "max_tokens": self.max_tokens,
+            "max_terms": self.max_terms,
+            "max_kept": self.max_kept,
+            "vocab_size": self.vocab_size,
+            "label_branching": self.branching == "label",
+            "first_seen": self.order == "first_seen",
+            "first_fit": self.placement == "first_fit",
+            "skip_overlong": self.overlong == "skip",
+            "pad_to_multiple_of": self.pad_to_multiple_of or 1,
+            "ranks": self.ranks,
+        }
 
 
-def _count(name: str, value: Any) -> int:
+def _number(name: str, value: Any) -> int:
     if type(value) is int and 0 < value < 2**63:
         return value
     if isinstance(value, bool):
@@ -52,8 +98,7 @@ def _count(name: str, value: Any) -> int:
     return min(number, 2**63)
 
 
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
-        allowed = " or ".join(repr(choice) for choice in choices)
-        raise PackError(f"{name} is {value!r}; allowed is {allowed}")
-    return value
+        *others, last = map(repr, choices)
+        raise PackError(f"{name} is {value!r}; allowed is {', '.join(others)} or {last}")

@@ -9,20 +9,18 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from .._core import Formats, PackError, PackStream
+from .._core import PackStream, work
+from ..errors import PackError, PackTypeError, Where
 from ..inputs import column_checks
-from ..inputs import samples as inputs
-from ..inputs.columns import GROUP, Format, Inputs, ready_formats
+from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
 from ..inputs.lookalikes import Suspect
+from ..inputs.reader import Reader
 from ..tree.packed import Packed, Skipped, Stats
-from ..tree.tree import PackedTree
-from . import options
+from ..tree.tree import HostTree
+from .options import PackOptions
 
-#: Work of a position beside its attention, in (query, key) pairs; as in rust/plan/ranks.rs.
-PAIRS_PER_TOKEN = 8192
-
-MicroBatch = tuple[PackedTree, ...]
+MicroBatch = tuple[HostTree, ...]
 _ALL_OR_NONE = "give it in every sample or in none"
 
 
@@ -57,28 +55,15 @@ class Packer:
         pad_to_multiple_of: SupportsIndex | None = None,
         ranks: SupportsIndex = 1,
     ):
-        checked = options.keywords(
-            max_tokens=max_tokens,
-            max_terms=max_terms,
-            max_kept=max_kept,
-            vocab_size=vocab_size,
-            branching=branching,
-            order=order,
-            placement="shared",
-            overlong=overlong,
-            pad_to_multiple_of=pad_to_multiple_of,
-            ranks=ranks,
-        )
-        self.ranks: int = checked["ranks"]
-        self._max_tokens: int = checked["max_tokens"]
+        self._options = PackOptions.of(locals())
+        self.ranks = self._options.ranks
         self.skipped: list[Skipped] = []
         """Samples that fit no tree (`overlong="skip"`), by their number among all samples so far."""
         self.stats = _no_stats()
         """Numbers over all micro-batches closed so far, and over all skipped samples."""
-        self._stream = PackStream(checked)
-        self._like: Inputs | None = None
-        self._formats: Formats | None = None
-        self._second_mask = False
+        self._stream = PackStream(self._options.for_rust())
+        self._reader = Reader()
+        self._like: Inputs | None = None  # the first sample, whose columns all others have
         self._suspects: dict[str, Suspect] | None = None  # columns that no sample has cleared so far
         self._groups: dict[Any, int] = {}
         self._count = 0  # samples taken or skipped so far
@@ -88,17 +73,9 @@ class Packer:
 
         Raises PackError or TypeError as `treepack.pack` does; the packer is then as before the call.
         """
-        if self._formats is None or self._suspects or self._second_mask:
-            added = None
-        else:
-            try:
-                added = self._stream.add(sample, self._formats)
-            except PackError:
-                added = None  # `_add_unready` says it again, where more is known
-        if added is None:
-            added = self._add_unready(sample)
+        borrowed = self._reader.borrow(sample, self._stream.add)
+        closed, skipped = self._add_unready(sample) if borrowed is None else borrowed[0]
         self._count += 1
-        closed, skipped = added
         if skipped is not None:
             self.skipped.append(Skipped(*skipped))
             self.stats = _sum(self.stats, skipped=1)
@@ -112,13 +89,14 @@ class Packer:
 
     def __repr__(self) -> str:
         done = f"skipped={len(self.skipped)}, micro_batches={self.stats.trees // self.ranks}"
-        return f"Packer(max_tokens={self._max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
+        return f"Packer(max_tokens={self._options.max_tokens}, ranks={self.ranks}, samples={self._count}, {done})"
 
     def _add_unready(self, sample: Any) -> Any:
         """Add a sample that needs conversion, or the first one, which says what the columns are."""
         if not isinstance(sample, Mapping):
             kind = type(sample).__name__
-            raise TypeError(f"sample {self._count}: it is a {kind}; a sample is a dict of columns with input_ids")
+            text = f"it is a {kind}; a sample is a dict of columns with input_ids"
+            raise PackTypeError(text, sample=self._count)
         sample = dict(sample)
         known = len(self._groups)
         if GROUP in sample:
@@ -126,72 +104,71 @@ class Packer:
         try:
             columns = self._read(sample)
             if self._like is not None:
-                _match(columns, self._like, f"sample {self._count}: ")
+                _match(columns, self._like, self._count)
             suspects = column_checks.check(columns, self._count, self._suspects)
             added = self._stream.add_columns(columns)
         except Exception:
             for group in list(self._groups)[known:]:
                 del self._groups[group]
             raise
-        self._suspects = suspects
         if self._like is None:
             self._like = columns
-            self._second_mask = column_checks.has_second_mask(columns)
-            self._formats = ready_formats(columns)
+        if self._suspects != {} and not suspects and not column_checks.has_second_mask(self._like):
+            self._reader.learn(self._like)
+        self._suspects = suspects
         return added
 
     def _read(self, sample: dict[str, Any]) -> Inputs:
-        """`inputs.read`, with the number that the sample has in the stream in its messages."""
+        """The columns of one sample, with the number that the sample has in the stream in its errors."""
         try:
-            return inputs.read([sample], (), ())
-        except (PackError, TypeError) as error:
-            prefix = "sample 0: "
-            if not str(error).startswith(prefix):
-                raise
-            raise type(error)(f"sample {self._count}: {str(error).removeprefix(prefix)}") from None
+            return self._reader.read([sample])
+        except (PackError, PackTypeError) as error:
+            error.shift(self._count)
+            raise
 
     def _group(self, group: Any) -> Any:
         """Integers stay, other values are numbered in order of first appearance; a stream has one of the two, or 0 and
         "a" would be one group."""
-        where = f"sample {self._count}: {GROUP}"
+        where = Where(GROUP, self._count)
         group = plain(group, where)
         integer = type(group) is int and -(2**63) <= group < 2**63
         if self._like is not None and integer == bool(self._groups):
             kind, others = ("an integer", "others") if integer else ("no integer", "integers")
-            raise PackError(
-                f"{where} is {group!r}, {kind}; the first sample of the stream has {others}: a stream has one kind"
+            raise where.error(
+                f"is {group!r}, {kind}; the first sample of the stream has {others}: a stream has one kind"
             )
         if integer:
             return group
         try:
             return self._groups.setdefault(group, len(self._groups))
         except TypeError:
-            raise TypeError(f"{where} is a {type(group).__name__}; it must be hashable") from None
+            raise where.type_error(f"is a {type(group).__name__}; it must be hashable") from None
 
     def _take(self, closed: Any) -> MicroBatch:
         formats = self._like.formats if self._like is not None else {}
-        packed = Packed(closed, formats, self.ranks, perf_counter())
+        packed = Packed(closed, formats, self._options, perf_counter())
         self.stats = _sum(self.stats, packed.stats)
         return tuple(packed)
 
 
-def _match(columns: Inputs, like: Inputs, where: str) -> None:
+def _match(columns: Inputs, like: Inputs, number: int) -> None:
     """Bring columns into the order, dtypes and row shapes of the stream, or say what differs."""
     first = "the first sample of the stream"
+    it = Where("it", number)
     if (columns.mask is None) != (like.mask is None):
         has, other = ("no", "one") if columns.mask is None else ("a", "none")
-        raise PackError(f"{where}it has {has} completion_mask; {first} has {other}: {_ALL_OR_NONE}")
+        raise it.error(f"has {has} completion_mask; {first} has {other}: {_ALL_OR_NONE}")
     if columns.kept is not None and like.kept is None:
-        raise PackError(
-            f"{where}it has kept sets; {first} has none: give that one sampling_mask = [], and sampling_mask_counts "
-            "with 0 for each token"
+        raise it.error(
+            f"has kept sets; {first} has none: give that one sampling_mask = [], and sampling_mask_counts with 0 for "
+            "each token"
         )
     if columns.kept is None and like.kept is not None:
         tokens = len(columns.ids[0])
         columns.kept = ([np.zeros(0, np.int32)], [np.zeros(tokens, np.int32)])
     for name in columns.formats:
         if name not in like.formats:
-            raise PackError(f"{where}it has a column {name!r}; {first} has none: {_ALL_OR_NONE}")
+            raise it.error(f"has a column {name!r}; {first} has none: {_ALL_OR_NONE}")
     tokens_by_name = {name: values for name, _, values in columns.token_columns}
     scalars_by_name = {name: values for name, _, values, _ in columns.sample_columns}
     formats = dict(columns.formats)
@@ -200,32 +177,33 @@ def _match(columns: Inputs, like: Inputs, where: str) -> None:
     for name, wanted in like.formats.items():
         per_token = any(name == column for column, _, _ in like.token_columns)
         if name not in formats:
-            raise PackError(f"{where}it has no column {name!r}; {first} has one: {_ALL_OR_NONE}")
+            raise it.error(f"has no column {name!r}; {first} has one: {_ALL_OR_NONE}")
+        where = Where(name, number)
         values = (tokens_by_name if per_token else scalars_by_name).get(name)
         if values is None:
             has, other = ("a number", "an array (per token)") if per_token else ("an array", "a number (per sample)")
-            raise PackError(f"{where}{name} is {has}; {first} has {other} there")
-        _check_format(formats[name], wanted, f"{where}{name}", first)
+            raise where.error(f"is {has}; {first} has {other} there")
+        _check_format(formats[name], wanted, where, first)
         if per_token:
-            columns.add_tokens(name, [_cast(values[0], wanted[0], f"{where}{name}")], wanted)
+            columns.add_tokens(name, [_cast(values[0], wanted[0], where)], wanted)
         else:
-            columns.add_scalars(name, _cast(values, wanted[0], f"{where}{name}"))
+            columns.add_scalars(name, _cast(values, wanted[0], where))
 
 
-def _check_format(has: Format, wanted: Format, where: str, first: str) -> None:
+def _check_format(has: Format, wanted: Format, where: Where, first: str) -> None:
     if has[1] != wanted[1]:
-        raise PackError(f"{where} has rows of shape {has[1]}; {first} has {wanted[1]}")
+        raise where.error(f"has rows of shape {has[1]}; {first} has {wanted[1]}")
     if not np.can_cast(has[0], wanted[0], "same_kind"):
         floats = has[0].kind == "f" and wanted[0].kind in "iub"
         hint = ": give floats from the first sample on, say 1.0 instead of 1" if floats else ""
-        raise TypeError(f"{where} has dtype {has[0]}; {first} has {wanted[0]}, and a stream keeps that{hint}")
+        raise where.type_error(f"has dtype {has[0]}; {first} has {wanted[0]}, and a stream keeps that{hint}")
 
 
-def _cast(array: Array, dtype: np.dtype[Any], where: str) -> Array:
+def _cast(array: Array, dtype: np.dtype[Any], where: Where) -> Array:
     """Integers must keep their values; floats may lose precision, as a stream has one dtype."""
     out = np.ascontiguousarray(array, dtype)
     if dtype.kind in "iub" and not np.array_equal(out, array):
-        raise PackError(f"{where} holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
+        raise where.error(f"holds a value that {dtype}, the dtype of the first sample of the stream, cannot hold")
     return out
 
 
@@ -263,7 +241,7 @@ def _sum(before: Stats, new: Stats | None = None, skipped: int = 0) -> Stats:
     numbers["skipped"] += skipped
     raw, packed = numbers["raw_tokens"], numbers["packed_tokens"]
     numbers["packing_ratio"] = raw / packed if packed else 1.0
-    works = [stats.attention_pairs + PAIRS_PER_TOKEN * stats.packed_tokens for stats in (before, new)]
+    works = [work(stats.attention_pairs, stats.packed_tokens) for stats in (before, new)]
     weighed = before.imbalance * works[0] + new.imbalance * works[1]
     numbers["imbalance"] = weighed / sum(works) if sum(works) else 1.0
     return Stats(**numbers)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .._optional import require
 from ..inputs.tables import arrow_values
 from .plain import plain_values
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
@@ -19,11 +20,10 @@ class Parquet:
     unit = "row"
 
     def __init__(self, path: Path):
-        try:
-            from pyarrow import ArrowException
-            from pyarrow.parquet import ParquetFile
-        except ImportError:
-            raise ReadError(f"{path}: Parquet needs pyarrow: pip install 'treepack[cli]'") from None
+        require("pyarrow", f"{path}: Parquet", "cli")
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+
         self.path = path
         self.fraction = 0.0
         # An absolute path: pyarrow takes a relative one with a colon in it for an address.
@@ -68,11 +68,10 @@ class Dataset:
     unit = "row"
 
     def __init__(self, path: Path):
-        try:
-            import pyarrow
-            import pyarrow.ipc
-        except ImportError:
-            raise ReadError(f"{path}: a Hugging Face dataset needs pyarrow: pip install 'treepack[cli]'") from None
+        require("pyarrow", f"{path}: a Hugging Face dataset", "cli")
+        import pyarrow
+        import pyarrow.ipc
+
         self.path = path
         self.fraction = 0.0
         self._pyarrow: Any = pyarrow

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._optional import require
 from .messages import ASSISTANT, Message, Turns, with_text_arguments
 from .offsets import Offsets
 from .source import ReadError, first_line
@@ -185,10 +186,9 @@ class ChatEncoder:
 def _load(folder: str) -> Any:
     if not Path(folder).is_dir():
         raise ReadError(f"tokenizer {folder}: no such folder; name one that save_pretrained of a tokenizer wrote")
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ReadError("chat messages need transformers: pip install transformers") from None
+    require("transformers", f"tokenizer {folder}: it", "transformers")
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a wrong folder makes it raise

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from .._optional import require
 from .elements import elements
 from .source import CHUNK_BYTES, Chunk, ReadError, first_line, kind
 
@@ -175,9 +176,8 @@ def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
     if path.suffix.lower() == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.suffix.lower() == ".zst":
-        try:
-            import pyarrow
-        except ImportError:
-            raise ReadError(f"{path}: .zst needs pyarrow: pip install 'treepack[cli]'") from None
+        require("pyarrow", f"{path}: .zst", "cli")
+        import pyarrow
+
         return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
     return raw

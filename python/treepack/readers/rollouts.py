@@ -145,6 +145,7 @@ def open_rollouts(
 
     Raises:
         ReadError: nothing there, nothing that can be read, no token ids.
+        ModuleNotFoundError: a format whose package is not installed.
 
     >>> rollouts = open_rollouts("rollouts.jsonl")                                         # doctest: +SKIP
     >>> for samples in rollouts.batches():                                                 # doctest: +SKIP

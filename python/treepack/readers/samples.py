@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import Where
 from ..inputs import convert
 from ..inputs.aliases import USUAL
 from ..inputs.lookalikes import CHANCE, holds, pairing
@@ -222,7 +223,7 @@ class _Sample:
             raise self._error(name, f"[{at}] is {ids[at]}; allowed are ids from 0 to {LARGEST_ID}")
         return ids
 
-    def _per_token(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+    def _per_token(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
         """A value for each token; one for each token of the response is filled up in front, with what says that the
         prompt is not trained."""
         array = self._convert(name, convert)
@@ -241,7 +242,7 @@ class _Sample:
             allowed += "; where they are those of a response at the end, give its length as response_length"
         raise self._error(name, f"has {has}; needed is {allowed}")
 
-    def _convert(self, name: str, convert: Callable[[Any, str], Array]) -> Array:
+    def _convert(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
         """The value as an array. It is then no longer in `row`."""
         value = self.row.pop(name)
         ids = name.endswith("_ids")
@@ -258,7 +259,7 @@ class _Sample:
         if value is None or isinstance(value, dict):
             raise self._error(name, f"is {kind(value)}; a list of {hint} is needed")
         try:
-            return convert(value, f"{self.where}: {self.names[name]}")
+            return convert(value, Where(self.names[name], source=self.where))
         except (ValueError, TypeError) as error:
             at = _culprit(value, ids)
             if at is None:
@@ -300,7 +301,7 @@ def _trained_from(start: int, total: int) -> Array:
     return np.repeat(np.array([0, 1], np.uint8), [start, total - start])
 
 
-def _to_mask(value: Any, where: str) -> Array:
+def _to_mask(value: Any, where: Where) -> Array:
     """A mask of 0 and 1, which some tools store as floats."""
     array = convert.to_numpy(value, where)
     if array.dtype.kind == "f" and ((array == 0) | (array == 1)).all():
@@ -308,7 +309,7 @@ def _to_mask(value: Any, where: str) -> Array:
     mask = convert.to_mask(array, where)
     if mask.dtype == np.uint8 and mask.size and mask.max() > 1:
         at = int((mask > 1).argmax())
-        raise ValueError(f"{where}[{at}] is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)")
+        raise where.error(f"is {mask.flat[at]}; allowed are 0 (context) and 1 (trained)", at)
     return mask.astype(np.uint8, copy=False)
 
 

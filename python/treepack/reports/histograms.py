@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .segments import Numbers
 
 if TYPE_CHECKING:
-    from ..tree.tree import PackedTree
+    from ..tree.tree import HostTree
 
 BINS = 48
 
@@ -24,13 +24,13 @@ class Histogram(NamedTuple):
     values: list[float]
 
 
-def sample_lengths(tree: PackedTree) -> Numbers:
+def sample_lengths(tree: HostTree) -> Numbers:
     """(n,) int64: tokens of each sample of a tree; its last token has the largest depth."""
     last = tree.cu_segments[tree.sample_last_segment + 1] - 1
     return np.asarray(tree.position_ids[last] + 1, np.int64)
 
 
-def length_histogram(trees: Iterable[PackedTree]) -> Histogram:
+def length_histogram(trees: Iterable[HostTree]) -> Histogram:
     """Samples by length."""
     lengths = np.concatenate([np.zeros(0, np.int64), *(sample_lengths(tree) for tree in trees)])
     if not len(lengths):
@@ -41,7 +41,7 @@ def length_histogram(trees: Iterable[PackedTree]) -> Histogram:
     return Histogram(first, width, np.bincount((lengths - first) // width).astype(float).tolist())
 
 
-def sharing_histogram(trees: Iterable[PackedTree]) -> Histogram:
+def sharing_histogram(trees: Iterable[HostTree]) -> Histogram:
     """Mean number of samples that share a packed position, by depth: sample tokens over positions in each bin."""
     alone, packed = np.zeros(0), np.zeros(0)
     for tree in trees:

@@ -15,13 +15,16 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from .._core import PackError
+from .._optional import require
+from .._version import __version__
 from ..inputs.account import ColumnAccount
-from ..tree.tree import PackedTree
+from ..tree.packed import Packed
+from ..tree.tree import HostTree, PackedTree
 from .bars import bars_of
 from .histograms import Histogram, length_histogram, sharing_histogram
 from .pictures import grey, mask_of, tiles_of
@@ -94,6 +97,18 @@ class Report:
         return f"Report({len(self.html.encode()):,} bytes of HTML; .save(path) writes them)"
 
 
+@overload
+def report(packed: Packed, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
+@overload
+def report(packed: PackedTree, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
+@overload
+def report(
+    packed: Sequence[PackedTree], *, title: str | None = None, columns: ColumnAccount | None = None
+) -> Report: ...
+@overload
+def report(
+    packed: Sequence[Sequence[PackedTree]], *, title: str | None = None, columns: ColumnAccount | None = None
+) -> Report: ...
 def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report:
     """A page that shows what was packed: the trees as nested bars, attention masks, tiles, lengths and sharing.
 
@@ -103,7 +118,8 @@ def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | 
         columns: what became of the columns of the input, say `rollouts.account` of `treepack.readers.open_rollouts`.
 
     Raises:
-        PackError: `packed` is something else, or jinja2 is not installed.
+        PackError: `packed` is something else.
+        ModuleNotFoundError: jinja2 is not installed.
 
     >>> import treepack
     >>> treepack.report(treepack.pack([{"input_ids": [1, 2, 3]}], max_tokens=8), title="one sample").html[:15]
@@ -128,10 +144,9 @@ def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | 
 
 def _template() -> Template:
     """The page before anything is filled in."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise PackError("treepack.report needs jinja2: pip install 'treepack[cli]'") from error
+    require("jinja2", "treepack.report", "cli")
+    import jinja2
+
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
     # `tojson` writes <, >, & and ' as \u003c and so on: no text can end the script element that holds the data.
@@ -147,8 +162,6 @@ def _render(
     template: Template, title: str, totals: Totals, drawn: int, data: dict[str, Any], columns: Sequence[str]
 ) -> str:
     """The template with everything in place. Only the page's own style and script can run: it names their hashes."""
-    from .. import __version__
-
     style, script = _asset("report.css"), "".join(map(_asset, SCRIPTS))
     return template.render(
         title=title,
@@ -164,7 +177,7 @@ def _render(
     )
 
 
-def _tree(tree: PackedTree, bars: int, trees: int) -> dict[str, Any]:
+def _tree(tree: HostTree, bars: int, trees: int) -> dict[str, Any]:
     """What the page draws of one tree out of `trees`."""
     segments = segments_of(tree)
     drawn = bars_of(segments, bars, RUNS // trees)
@@ -194,7 +207,7 @@ def _tree(tree: PackedTree, bars: int, trees: int) -> dict[str, Any]:
     }
 
 
-def _pictures(tree: PackedTree, most: int) -> dict[str, Any]:
+def _pictures(tree: HostTree, most: int) -> dict[str, Any]:
     """The mask and the tiles of a tree: half the pixels along a side until both files together are short enough."""
     pixels = PIXELS
     while True:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .segments import Numbers
 
 if TYPE_CHECKING:
-    from ..tree.tree import PackedTree
+    from ..tree.tree import HostTree
 
 TILE = 128
 
@@ -55,7 +55,7 @@ def mask_of(subtree_end: npt.NDArray[np.int32], pixels: int) -> Mask:
     return Mask(step, pairs, pairs / _areas(n, step))
 
 
-def tiles_of(tree: PackedTree, pixels: int) -> Tiles:
+def tiles_of(tree: HostTree, pixels: int) -> Tiles:
     """The tile lists of the forward kernel (see kernels/tiles.py) in at most `pixels` x `pixels` cells."""
     rows, items = tree.tiles[TILE]
     rows, items = rows.astype(np.int64), items.astype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ..tree.tree import PackedTree
+    from ..tree.tree import HostTree
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ class Segments(NamedTuple):
         return np.asarray(total[self.start + self.tokens] - total[self.start], np.int64)
 
 
-def segments_of(tree: PackedTree) -> Segments:
+def segments_of(tree: HostTree) -> Segments:
     """The segments of a tree with NumPy arrays."""
     cu = tree.cu_segments.astype(np.int64)
     start = cu[:-1]
@@ -53,7 +53,7 @@ def segments_of(tree: PackedTree) -> Segments:
     )
 
 
-def trained_positions(tree: PackedTree) -> Flags:
+def trained_positions(tree: HostTree) -> Flags:
     """(positions without padding,) bool: whether the token there is the target of a term of any sample.
 
     The target of a term lies right after its row, or, where the row ends its segment, at the start of the child segment

@@ -61,7 +61,7 @@ def trees_of(packed: Trees) -> list[PackedTree]:
         for tree in micro_batch:
             if not isinstance(tree, PackedTree):
                 raise PackError(f"report() takes {_TAKES}; item {place} is {_kind(item)}: pack the samples first")
-            trees.append(tree._host())
+            trees.append(tree.numpy())
     return trees
 
 

@@ -9,20 +9,19 @@ compared with the keys of the tokens. O(raw tokens x log) time, a few arrays of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core import PackError
-from ..inputs.tables import rows_of
+from .samples import as_array, as_samples
 
-__all__ = ["as_samples", "check_packed", "sample_paths"]
+__all__ = ["check_packed", "sample_paths"]
 
 Array = npt.NDArray[Any]
-_TOKEN = ("input_ids", "completion_mask", "old_log_probs", "identity", "sampling_mask_counts")
-_SAMPLE = ("advantage", "group_id")
 
 
 def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_kwargs: Any) -> None:
@@ -41,7 +40,7 @@ def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_
     >>> check_packed(treepack.pack(samples, max_tokens=8), samples, max_tokens=8)
     """
     listed = as_samples(samples, pack_kwargs.get("per_token", ()), pack_kwargs.get("per_sample", ()))
-    flat = [{name: _array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
+    flat = [{name: as_array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
     start = np.cumsum([0] + [len(sample["input_ids"]) for sample in flat], dtype=np.int64)
     held = [int(s) for tree in packed for s in tree.sample_index] + [x.sample for x in packed.skipped]
     _same("samples in trees and in `skipped`", np.sort(held), np.arange(len(flat)))
@@ -63,40 +62,6 @@ def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_
         _check_sharing(where, tree, paths, flat, start, branching == "label")
         _check_terms(where, tree, paths, flat, start)
         _check_rows(where, tree, flat)
-
-
-def as_samples(samples: Any, per_token: Sequence[str] = (), per_sample: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A padded or flat batch or a table as the list of samples it stands for; a list of samples as it is.
-
-    Args:
-        samples: list of dicts; `input_ids` (B, S) with `attention_mask` (B, S); or `input_ids` (R,) with `cu_seqlens`.
-        per_token, per_sample: the further columns of a flat batch, as for `treepack.pack`.
-
-    >>> as_samples({"input_ids": [[0, 7, 8]], "attention_mask": [[0, 1, 1]]})
-    [{'input_ids': array([7, 8])}]
-    """
-    if (rows := rows_of(samples)) is not None:
-        return rows
-    if not isinstance(samples, Mapping):
-        return list(samples)
-    columns = {name: value if name == "group_id" else _array(value) for name, value in samples.items()}
-    if "cu_seqlens" in columns:
-        cu = columns.pop("cu_seqlens")
-        pieces: list[Any] = [slice(a, b) for a, b in itertools.pairwise(cu)]
-        token = {name for name in columns if name in (*_TOKEN, *per_token) and name not in per_sample}
-    else:
-        real = columns.pop("attention_mask").astype(bool)
-        pieces = [(b, real[b]) for b in range(len(real))]
-        token = {name for name, x in columns.items() if name not in _SAMPLE and x.shape[:2] == real.shape}
-    kept = columns.pop("sampling_mask", None)
-    out, at = [], 0
-    for s, piece in enumerate(pieces):
-        sample = {name: x[piece] if name in token else x[s] for name, x in columns.items()}
-        if kept is not None:
-            count = int(sample["sampling_mask_counts"].sum())
-            sample["sampling_mask"], at = kept[at : at + count], at + count
-        out.append(sample)
-    return out
 
 
 def sample_paths(tree: Any) -> list[Array]:
@@ -131,17 +96,17 @@ def _check_sharing(where: str, tree: Any, paths: list[Any], flat: list[Any], sta
     keys = np.zeros((real, 0), np.int64)
     for s, path in zip(tree.sample_index, paths, strict=True):
         ids = flat[s]["input_ids"].astype(np.int64)
-        note = f"{where}, sample {s}"
-        _same(f"{note}: input_ids", tree.input_ids[path], ids)
-        _same(f"{note}: position_ids", tree.position_ids[path], np.arange(len(ids)))
-        _same(f"{note}: parent", tree.parent[path], np.append(-1, path[:-1]))
+        same = partial(_same, sample=int(s), called=f"{where}, sample {{}}")
+        same("input_ids", tree.input_ids[path], ids)
+        same("position_ids", tree.position_ids[path], np.arange(len(ids)))
+        same("parent", tree.parent[path], np.append(-1, path[:-1]))
         identity = flat[s].get("identity", np.zeros((len(ids), 0))).reshape(len(ids), -1).astype(np.int64)
         mine = np.column_stack([ids, np.append(ids[1:], -1) if label else np.zeros(len(ids), np.int64), identity])
         keys = keys if keys.shape[1] else np.zeros((real, mine.shape[1]), np.int64)
         owned = np.flatnonzero(owner[path] == s)
-        _same(f"{note}: position_source", source[path[owned]], start[s] + owned)
+        same("position_source", source[path[owned]], start[s] + owned)
         keys[path[owned]] = mine[owned]
-        _same(f"{note}: token, next token, identity against its position", mine, keys[path])
+        same("token, next token, identity against its position", mine, keys[path])
     through = np.bincount(np.concatenate([*paths, np.zeros(0, np.int64)]), minlength=real)
     _same(f"{where}: position_samples", tree.position_samples[:real], through)
     if len(np.unique(np.column_stack([tree.parent[:real], keys]), axis=0)) < real:
@@ -153,16 +118,16 @@ def _check_terms(where: str, tree: Any, paths: list[Any], flat: list[Any], start
     labels = np.full(tree.num_tokens, -100, np.int64)
     for j, (s, path) in enumerate(zip(tree.sample_index, paths, strict=True)):
         here = slice(tree.cu_terms[j], tree.cu_terms[j + 1])
-        target, note = _targets(flat[s]), f"{where}, sample {s}"
-        _same(f"{note}: term_source", tree.term_source[here], start[s] + target)
-        _same(f"{note}: term_target", tree.term_target[here], flat[s]["input_ids"][target])
-        _same(f"{note}: term_sample", tree.term_sample[here], np.full(len(target), j))
-        _same(f"{note}: predicting positions", tree.row_position[tree.term_row[here]], path[target - 1])
+        target, same = _targets(flat[s]), partial(_same, sample=int(s), called=f"{where}, sample {{}}")
+        same("term_source", tree.term_source[here], start[s] + target)
+        same("term_target", tree.term_target[here], flat[s]["input_ids"][target])
+        same("term_sample", tree.term_sample[here], np.full(len(target), j))
+        same("predicting positions", tree.row_position[tree.term_row[here]], path[target - 1])
         labels[path[target - 1]] = flat[s]["input_ids"][target]
         for name in (name for name in tree.terms if name in flat[s]):
             value = flat[s][name].astype(tree.terms[name].dtype)
             wanted = value[target] if value.ndim else np.full(len(target), value)
-            _same(f"{note}: terms[{name!r}]", tree.terms[name][here], wanted)
+            same(f"terms[{name!r}]", tree.terms[name][here], wanted)
     if getattr(tree, "shift_labels", None) is not None:
         _same(f"{where}: shift_labels", tree.shift_labels, labels)
 
@@ -182,7 +147,8 @@ def _check_rows(where: str, tree: Any, flat: list[Any]) -> None:
         for i, row in zip(target, tree.term_row[tree.cu_terms[j] : tree.cu_terms[j + 1]], strict=True):
             wanted = flat[s]["sampling_mask"][end[i] - counts[i] : end[i]].tolist() if counts[i] else []
             if sets[row] != frozenset(wanted):
-                raise PackError(f"{where}, sample {s}, token {i}: its row keeps {sorted(sets[row])}, not {wanted}")
+                text, called = f"its row keeps {sorted(sets[row])}, not {wanted}", f"{where}, sample {{}}"
+                raise PackError(text, sample=int(s), token=int(i), called=called)
 
 
 def _targets(sample: Mapping[str, Array]) -> Array:
@@ -191,16 +157,12 @@ def _targets(sample: Mapping[str, Array]) -> Array:
     return trained[trained > 0]
 
 
-def _array(value: Any) -> Array:
-    """NumPy, from a tensor too, without naming torch."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-
-
-def _same(what: str, got: Array, wanted: Array) -> None:
-    """Equal shapes and values (NaN equals NaN), or a PackError with the first difference."""
+def _same(what: str, got: Array, wanted: Array, **sample: Any) -> None:
+    """Equal shapes and values (NaN equals NaN), or a PackError (of a sample) with the first difference."""
     if got.shape != wanted.shape:
-        raise PackError(f"{what}: shape {got.shape}, expected {wanted.shape}")
+        raise PackError(f"{what}: shape {got.shape}, expected {wanted.shape}", **sample)
     differ = np.argwhere((got != wanted) & ((got == got) | (wanted == wanted)))
     if len(differ):
         at = tuple(differ[0])
-        raise PackError(f"{what}: {got[at]} at {[int(i) for i in at]}, expected {wanted[at]}; {len(differ)} differ")
+        text = f"{what}: {got[at]} at {[int(i) for i in at]}, expected {wanted[at]}; {len(differ)} differ"
+        raise PackError(text, **sample)

@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 from .._core import PackError
-from ..logprobs.api import head_log_probs, term_log_probs
-from ..packing.batch import pack
-from .packed import as_samples
+from ..integrations.transformers.checks.model import check_model
+from ..integrations.transformers.forward import hidden_alone
+from ..integrations.transformers.logprobs import term_log_probs
+from ..integrations.transformers.model import logit_options, output_head, unwrap
+from ..logprobs import head_log_probs
+from ..packing import pack
+from .samples import as_samples
 
 __all__ = ["Parity", "check_parity"]
 
@@ -112,13 +116,20 @@ def check_parity(
     log_probs = _largest([a - b for a, b in zip(ours[0], theirs[0], strict=True)])
     stats = packed.stats
     found = Parity(
-        stats.samples, stats.terms, stats.raw_tokens, stats.packed_tokens, stats.trees, log_probs,
-        difference / scale if some else None, worst)  # fmt: skip
+        stats.samples,
+        stats.terms,
+        stats.raw_tokens,
+        stats.packed_tokens,
+        stats.trees,
+        log_probs,
+        difference / scale if some else None,
+        worst,
+    )
     if dtype in _TOLERANCES or log_prob_tolerance is not None or gradient_tolerance is not None:
         defaults = _TOLERANCES.get(dtype, (float("inf"), float("inf")))
         allowed = defaults[0] if log_prob_tolerance is None else log_prob_tolerance
         if not log_probs <= allowed:
-            raise PackError(f"log-probs: {_first(ours[0], theirs[0], allowed)}; {allowed:g} is allowed")
+            raise _first(ours[0], theirs[0], allowed)
         allowed = defaults[1] if gradient_tolerance is None else gradient_tolerance
         if found.gradients is not None and not found.gradients <= allowed:
             raise PackError(
@@ -126,8 +137,6 @@ def check_parity(
                 f"largest gradient of the model; {allowed:g} is allowed"
             )
         return found
-    from ..integrations.transformers.model import unwrap
-
     inner = copy.deepcopy(unwrap(model)).float()
     exact = _run_alone(inner, listed, stats.terms, alone, branching, options)
     known = dict(inner.named_parameters())  # a wrapper's own parameters have no float32 side
@@ -157,9 +166,6 @@ def _run_packed(model: Any, packed: Any, count: int, terms: int, options: dict[s
 def _run_alone(
     model: Any, samples: list[Any], terms: int, attention: str | None, branching: Any, options: dict[str, Any]
 ) -> Run:
-    from ..integrations.transformers.forward import hidden_alone
-    from ..integrations.transformers.model import check_model, logit_options, output_head
-
     device = next(model.parameters()).device
     inner = check_model(model)
     values, at = [], 0
@@ -213,8 +219,6 @@ def _collected(model: Any) -> Iterator[dict[str, Tensor]]:
     By their names in the model inside all wrappers; parameters of a wrapper's own say so. Not `torch.autograd.grad`:
     reentrant checkpointing refuses it.
     """
-    from ..integrations.transformers.model import unwrap
-
     names = {parameter: f"{name} (of the wrapper)" for name, parameter in model.named_parameters()}
     names |= {parameter: name for name, parameter in unwrap(model).named_parameters()}
     before = {parameter: parameter.grad for parameter in names}
@@ -272,13 +276,15 @@ def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float,
     return worst, where, max(_largest(list(theirs.values())), 1e-300)
 
 
-def _first(ours: list[Tensor], theirs: list[Tensor], allowed: float) -> str:
+def _first(ours: list[Tensor], theirs: list[Tensor], allowed: float) -> PackError:
+    """The first term whose log-probs are further apart."""
     for sample, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         apart = ((a - b).abs().nan_to_num(float("inf")) > allowed).nonzero()[:, 0]
         if len(apart):
             m = int(apart[0])
-            return f"sample {sample}, term {m}: packed {float(a[m]):.9g}, alone {float(b[m]):.9g}"
-    return "equal"
+            text = f"term {m}: packed {float(a[m]):.9g}, alone {float(b[m]):.9g}; {allowed:g} is allowed"
+            return PackError(text, sample=sample, source="log-probs", joint=", ")
+    return PackError(f"log-probs differ; {allowed:g} is allowed")
 
 
 def _check_half(ours: Run, theirs: Run, exact: Run) -> None:

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
 
-from .._core import PackError
+from ..errors import OF_TOKEN, PackError
 
-if TYPE_CHECKING:
-    from .tree import PackedTree
+Array = TypeVar("Array")
 
 
-class Columns(Mapping[str, Any]):
-    """The gathered columns of a tree, by name."""
+class Arrays(Mapping[str, Array]):
+    """Arrays by name, of which each is made when it is asked for.
 
-    def __init__(self, tree: PackedTree, kind: str):
-        self._tree, self._kind = tree, kind
+    Args:
+        names: in the order of the buffer. Those of tile lists are left out.
+        make: an array by its name.
+    """
 
-    def __getitem__(self, name: str) -> Any:
-        if self._kind == "positions" and name in self._tree._disagreements:
-            a, b, token = self._tree._disagreements[name]
+    def __init__(self, names: Collection[str], make: Callable[[str], Array]):
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self:
+            raise KeyError(f"{name!r}; the tree has {list(self)}")
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names and not str(name).startswith("tiles")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if not name.startswith("tiles"))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"arrays({', '.join(self)})"
+
+
+class Columns(Mapping[str, Array]):
+    """The gathered columns of one kind ("terms", "samples", "positions") of a tree, by name.
+
+    Args:
+        kind: what the columns have a row for.
+        arrays: all arrays of the tree by their full names: "terms.advantage".
+        disagreements: (sample, sample, token) of each per-token column that has no value per position.
+    """
+
+    def __init__(self, kind: str, arrays: Mapping[str, Array], disagreements: Mapping[str, tuple[int, int, int]]):
+        self._kind, self._arrays = kind, arrays
+        self._disagreements = disagreements if kind == "positions" else {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._disagreements:
+            a, b, token = self._disagreements[name]
+            column = f"positions[{name!r}]"
             raise PackError(
-                f"positions[{name!r}]: samples {a} and {b} share the position of token {token} and differ there; "
-                f"put it into `identity`, or read it per term: terms[{name!r}]"
+                (column, f" is another than that of sample {b}, with which it shares the position"),
+                sample=a,
+                token=token,
+                token_as=OF_TOKEN,
+                remedy=f"put it into `identity`, or read it per term: terms[{name!r}]",
             )
         key = f"{self._kind}.{name}"
-        if key not in self._tree._fields:
+        if key not in self._arrays:
             raise KeyError(f"{name!r}; {self._kind} has {list(self)}")
-        return self._tree._array(key)
+        return self._arrays[key]
 
     def __contains__(self, name: object) -> bool:
         return name in list(self)
 
     def __iter__(self) -> Iterator[str]:
         prefix = self._kind + "."
-        names = [field.removeprefix(prefix) for field in self._tree._fields if field.startswith(prefix)]
-        if self._kind == "positions":
-            names += self._tree._disagreements
-        return iter(names)
+        yield from (field.removeprefix(prefix) for field in self._arrays if field.startswith(prefix))
+        yield from self._disagreements
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -11,35 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import PackError
+from .. import _core
+from .._core import ALIGN, PackError
 from ..inputs.columns import Format
-from .tree import ALIGN, PackedTree
+from .tree import HostTree, PackedTree
 
-_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
-#: Arrays of every tree in the order of their buffer (rust/arrays.rs), and their dtypes.
-ARRAYS: dict[str, np.dtype[Any]] = {
-    "input_ids": _INT64,
-    "position_ids": _INT64,
-    "shift_labels": _INT64,
-    "parent": _INT32,
-    "subtree_end": _INT32,
-    "position_source": _INT32,
-    "position_samples": _INT32,
-    "cu_segments": _INT32,
-    "segment_parent": _INT32,
-    "sample_index": _INT32,
-    "sample_last_segment": _INT32,
-    "cu_terms": _INT32,
-    "row_position": _INT32,
-    "term_row": _INT32,
-    "term_target": _INT32,
-    "term_sample": _INT32,
-    "term_source": _INT32,
-    "sampling_mask": _INT32,
-    "sampling_mask_counts": _INT32,
-}
-LABELS = "shift_labels"
-KEPT = ("sampling_mask", "sampling_mask_counts")
+#: dtypes of the arrays of every tree in the order of their buffer.
+ARRAYS: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype, _, _ in _core.ARRAYS}
+#: What trees of label branching alone have, and those of samples with kept sets.
+(LABELS,) = (name for name, _, _, when in _core.ARRAYS if when == "label branching")
+KEPT = tuple(name for name, _, _, when in _core.ARRAYS if when == "kept sets")
 #: Gathered columns, by what they have a row for.
 KINDS = ("terms.", "samples.", "positions.")
 #: What padding holds in each array with a row per position.
@@ -55,18 +36,18 @@ _PADDING = {
 
 def formats_of(tree: PackedTree) -> dict[str, Format]:
     """(dtype, row shape) of every gathered column by its full name, in the order of the buffer: "terms.advantage"."""
-    names = [name for name in tree._fields if name.startswith(KINDS)]
-    names += [f"positions.{name}" for name in tree._disagreements]
+    names = [name for name in tree.arrays if name.startswith(("terms.", "samples."))]
     # A column on which the samples of this tree disagree has its place in other trees of the call.
-    positions = sorted(name for name in names if name.startswith("positions."))
-    return {name: tree._format(name) for name in [*(n for n in names if n not in positions), *positions]}
+    positions = [name for name in tree.arrays if name.startswith("positions.")]
+    names += sorted([*positions, *(f"positions.{name}" for name in tree.disagreements)])
+    return {name: tree.column_formats[name.split(".", 1)[1]] for name in names}
 
 
 def tree_from_arrays(
     arrays: Mapping[str, npt.NDArray[Any]],
     formats: Mapping[str, Format],
     disagreements: Mapping[str, tuple[int, int, int]],
-) -> PackedTree:
+) -> HostTree:
     """A tree on one fresh buffer, laid out as the packer lays it out: arrays in order, each from a multiple of 64
     bytes, zeros in between.
 
@@ -90,7 +71,7 @@ def tree_from_arrays(
 
 def dummy_tree(
     formats: Mapping[str, Format], label: bool = False, pad_to_multiple_of: int = 1, kept: bool = False
-) -> PackedTree:
+) -> HostTree:
     """A tree of nothing but padding: one position (or `pad_to_multiple_of`), no sample, no row, no term.
 
     Every array and every column is there, so that a model and a loss run on it as on any tree: attention gives 0 at
@@ -110,16 +91,13 @@ def dummy_tree(
     n = pad_to_multiple_of
     if n < 1:
         raise PackError(f"pad_to_multiple_of is {n}; allowed is 1 or more")
+    absent = [*([] if label else [LABELS]), *([] if kept else KEPT)]
+    sizes = {"N": n, "S+1": 1, "n+1": 1}  # all others are 0
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in ARRAYS.items():
-        if (name == LABELS and not label) or (name in KEPT and not kept):
-            continue
-        if name in _PADDING:
-            arrays[name] = np.full(n, _PADDING[name], dtype)
-        elif name == "subtree_end":
-            arrays[name] = np.arange(n, dtype=dtype)  # sees and is seen by nothing
-        else:
-            arrays[name] = np.zeros(1 if name.startswith("cu_") else 0, dtype)
+    for name, number, length, _ in _core.ARRAYS:
+        if name not in absent:
+            arrays[name] = np.full(sizes.get(length, 0), _PADDING.get(name, 0), number)
+    arrays["subtree_end"][:] = np.arange(n)  # sees and is seen by nothing
     for name, (dtype, tail) in formats.items():
         arrays[name] = np.zeros((n if name.startswith("positions.") else 0, *tail), dtype)
     return tree_from_arrays(arrays, formats, {})

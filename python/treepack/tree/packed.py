@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from .._core import PackError
-from .tree import PackedTree
+from .tree import HostTree, PackedTree
 
 if TYPE_CHECKING:
     from .._core import PackedTrees
@@ -53,7 +53,7 @@ class Stats:
     """Host time by phase."""
 
 
-class TreeSequence(Sequence[PackedTree]):
+class TreeSequence(Sequence[HostTree]):
     """A sequence of trees, with errors for what is easily mistaken."""
 
     if not TYPE_CHECKING:  # a type checker says it by itself
@@ -75,12 +75,18 @@ class Packed(TreeSequence):
     """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
     asked for; their arrays are never copied. What is pickled holds a copy of all of them."""
 
-    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, started: float):
-        self.ranks = ranks
+    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], options: Any, started: float):
+        self.options = options
+        """How it was packed: `treepack.packing.options.PackOptions`, the options of the call by their names."""
         self._core = core
         self._formats = formats
-        self._trees: list[PackedTree | None] = [None] * len(core)
+        self._trees: list[HostTree | None] = [None] * len(core)
         self._total_milliseconds = (perf_counter() - started) * 1e3
+
+    @property
+    def ranks(self) -> int:
+        """Trees of a micro-batch, one for each rank."""
+        return int(self.options.ranks)
 
     @cached_property
     def skipped(self) -> list[Skipped]:
@@ -101,10 +107,10 @@ class Packed(TreeSequence):
         return len(self._trees)
 
     @overload
-    def __getitem__(self, index: int) -> PackedTree: ...
+    def __getitem__(self, index: int) -> HostTree: ...
     @overload
-    def __getitem__(self, index: slice) -> list[PackedTree]: ...
-    def __getitem__(self, index: int | slice) -> PackedTree | list[PackedTree]:
+    def __getitem__(self, index: slice) -> list[HostTree]: ...
+    def __getitem__(self, index: int | slice) -> HostTree | list[HostTree]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         try:
@@ -119,10 +125,10 @@ class Packed(TreeSequence):
             tree = self._trees[at] = PackedTree(core.buffer(at), fields, self._formats, disagreements)
         return tree
 
-    def __iter__(self) -> Iterator[PackedTree]:
+    def __iter__(self) -> Iterator[HostTree]:
         return (self[i] for i in range(len(self)))
 
-    def for_rank(self, rank: int) -> list[PackedTree]:
+    def for_rank(self, rank: int) -> list[HostTree]:
         """The trees of one rank, one for each micro-batch: the same number for every rank."""
         if not 0 <= rank < self.ranks:
             raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
@@ -130,7 +136,12 @@ class Packed(TreeSequence):
 
     def __getstate__(self) -> dict[str, Any]:
         # With all trees and numbers made, nothing asks for the core any more.
-        return {"ranks": self.ranks, "_trees": list(self), "skipped": self.skipped, "stats": self.stats}
+        return {
+            "options": self.options,
+            "_trees": list(self),
+            "skipped": self.skipped,
+            "stats": self.stats,
+        }
 
     def __repr__(self) -> str:
         s = self.stats

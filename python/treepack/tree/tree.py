@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _core
-from .._core import PackError
-from .._optional import require
+from .._core import ALIGN, ARRAYS, TILE_SIZES, PackError
 from . import segments
-from .columns import Columns
+from .columns import Arrays, Columns
+from .device import copied, load_torch, to_stay, torch_dtype
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import TypeVar  # a type checker knows it; nothing is installed for it
+
     from ..inputs.columns import Format
 
-#: A NumPy array on the host, a torch tensor after `.to(device)`.
-Array = Any
+    #: What the arrays of a tree are: NumPy arrays on the host, torch tensors after `.to(device)`.
+    Array = TypeVar("Array", default=Any)
+    Values = TypeVar("Values")
+else:
+    from typing import TypeVar
 
-_INT64, _INT32 = np.dtype(np.int64), np.dtype(np.int32)
-#: Tile sizes of the tile lists that attention reads.
-TILES = (128, 64)
-#: Every array starts at a multiple of this many bytes.
-ALIGN = 64
-_LONG = ("input_ids", "position_ids", "shift_labels")
+    Array = TypeVar("Array")
+
+#: dtypes of the arrays beside the gathered columns, those of the tile lists among them.
+_DTYPES = {name: np.dtype(dtype) for name, dtype, *_ in ARRAYS} | {
+    f"tiles{size}.{part}": np.dtype(np.int32) for size in TILE_SIZES for part in ("rows", "items")
+}
 
 
-class PackedTree:
+class PackedTree(Generic[Array]):
     """One packed tree: a forest of prefix trees in one row of a model.
 
     N positions (padding included), S segments, n samples, R rows, M loss terms, T kept ids. Arrays are NumPy views of
-    `buffer`; after `.to(device)` they are torch tensors of the same names and dtypes.
+    `buffer`; after `.to(device)` they are torch tensors of the same names and dtypes. For type checkers the tree of
+    `pack` is a `PackedTree[numpy.typing.NDArray[Any]]`, that of `.to` a `PackedTree[torch.Tensor]`.
     """
 
     def __init__(
@@ -49,8 +56,8 @@ class PackedTree:
         self._fields = fields
         self._formats = formats
         self._disagreements = disagreements
-        self._views: dict[str, Array] = {}
-        self._origin: PackedTree | None = None  # of a tree on a device: the one on the host that it came from
+        self._views: dict[str, Any] = {}
+        self._origin: HostTree | None = None  # of a tree on a device: the one on the host that it came from
         self.derived: dict[str, Any] = {}
         """What others made of this tree and keep with it (attention: its metadata); neither moved nor pickled."""
 
@@ -162,13 +169,13 @@ class PackedTree:
             return self._array("sampling_mask_counts")
         return self._zeros("sampling_mask_counts", self._fields["row_position"][1])
 
-    def sampling_mask_table(self, width: int | None = None, *, dtype: Any = None) -> Array:
+    def sampling_mask_table(self, width: int | None = None, *, dtype: Any = None) -> Tensor:
         """The kept sets as one padded table, (R, width) torch int64 (or `dtype`), -1 after the ids of each row; made
         on the device of this tree. `width` defaults to the widest set. A row of -1 alone has no set."""
         from .kept_sets import kept_set_table
 
-        torch = _torch()
-        with _to_stay():
+        torch = load_torch()
+        with to_stay():
             ids, counts = torch.as_tensor(self.sampling_mask), torch.as_tensor(self.sampling_mask_counts)
             return kept_set_table(ids, counts, width, dtype=dtype or torch.int64)
 
@@ -178,17 +185,33 @@ class PackedTree:
     def terms(self) -> Mapping[str, Array]:
         """Columns per loss term, (M, ...): per-token columns at the target token, per-sample columns repeated (but for
         `group_id`, which only `samples` has)."""
-        return Columns(self, "terms")
+        return Columns("terms", self.arrays, self._disagreements)
 
     @property
     def samples(self) -> Mapping[str, Array]:
         """Per-sample columns, (n,), in the order of `sample_index`."""
-        return Columns(self, "samples")
+        return Columns("samples", self.arrays, self._disagreements)
 
     @property
     def positions(self) -> Mapping[str, Array]:
         """Per-token columns per position, (N, ...), 0 at padding. PackError where samples that share one disagree."""
-        return Columns(self, "positions")
+        return Columns("positions", self.arrays, self._disagreements)
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Every array by its full name, in the order of the buffer: "input_ids", ..., "terms.advantage"."""
+        return Arrays(self._fields, self._array)
+
+    @property
+    def column_formats(self) -> Mapping[str, Format]:
+        """(dtype, shape of a row) of every column, by its name."""
+        return self._formats
+
+    @property
+    def disagreements(self) -> Mapping[str, tuple[int, int, int]]:
+        """The per-token columns that have no value per position, and where: (sample, other sample, token) of one pair
+        of samples that share a position and differ there."""
+        return self._disagreements
 
     # --- back to samples ---
 
@@ -209,27 +232,30 @@ class PackedTree:
 
     def path_index(self) -> list[Array]:
         """For each sample the packed index of each of its tokens, int32 (L,)."""
-        host = self._host()
+        host = self.numpy()
         index = segments.path_index(host.cu_segments, host.segment_parent, host.sample_last_segment)
         return [self._like_buffer(path) for path in index]
 
-    def unpack(self, values: Array) -> list[Array]:
+    def unpack(self, values: Values) -> list[Values]:
         """(N, ...) -> one array or tensor (L, ...) per sample. Differentiable for torch."""
-        self._check_rows(values, self.num_tokens, "positions")
-        if not isinstance(values, np.ndarray):
-            torch = _torch()
-            return [values[torch.as_tensor(index, device=values.device).long()] for index in self.path_index()]
-        return [values[index] for index in self._host().path_index()]
+        rows: Any = self._checked_rows(values, self.num_tokens, "positions")
+        paths: list[Any]
+        if isinstance(rows, np.ndarray):
+            paths = self.numpy().path_index()
+        else:
+            torch = load_torch()
+            paths = [torch.as_tensor(path, device=rows.device).long() for path in self.path_index()]
+        return cast("list[Values]", [rows[path] for path in paths])
 
-    def unpack_terms(self, values: Array) -> list[Array]:
+    def unpack_terms(self, values: Values) -> list[Values]:
         """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
-        self._check_rows(values, self.num_terms, "terms")
-        cuts = self._host().cu_terms.tolist()
-        return [values[start:end] for start, end in pairwise(cuts)]
+        rows: Any = self._checked_rows(values, self.num_terms, "terms")
+        cuts = self.numpy().cu_terms.tolist()
+        return [rows[start:end] for start, end in pairwise(cuts)]
 
     def attention_mask(self) -> Array:
         """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""
-        end = self._host().subtree_end
+        end = self.numpy().subtree_end
         index = np.arange(len(end), dtype=np.int32)
         mask = (index[None, :] <= index[:, None]) & (index[:, None] < end[None, :])
         return self._like_buffer(mask)
@@ -237,7 +263,7 @@ class PackedTree:
     def varlen_index(self) -> segments.VarlenIndex:
         """The tree for variable-length attention with gathered keys: every segment is a sequence of queries, and its
         keys are the positions of its path from a root. Costs the sum of path lengths, `tree_attention` does not."""
-        host = self._host()
+        host = self.numpy()
         kv_index, cu_q, cu_k, max_q, max_k = segments.varlen_index(host.cu_segments, host.segment_parent)
         like = self._like_buffer
         return segments.VarlenIndex(like(kv_index), like(cu_q), like(cu_k), max_q, max_k)
@@ -247,110 +273,105 @@ class PackedTree:
     @property
     def device(self) -> Any:
         """Where the arrays are: "cpu" where they are NumPy's, else the `torch.device`."""
-        return "cpu" if isinstance(self.buffer, np.ndarray) else self.buffer.device
+        buffer: Any = self.buffer
+        return "cpu" if isinstance(buffer, np.ndarray) else buffer.device
 
     @property
     def tiles(self) -> dict[int, tuple[Array, Array]]:
         """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made
         once, in O(segments + visible tiles); `to` takes them along."""
         if "tiles" not in self._views:
+            lists: dict[int, tuple[Any, Any]]
             fields = {name for name in self._fields if name.startswith("tiles")}
             if fields:
-                lists = {size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILES}
+                lists = {
+                    size: (self._array(f"tiles{size}.rows"), self._array(f"tiles{size}.items")) for size in TILE_SIZES
+                }
             else:
-                host = self._host()
-                lists = {size: self._make_tiles(host, size) for size in TILES}
+                host = self.numpy()
+                lists = {size: self._make_tiles(host, size) for size in TILE_SIZES}
             self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
         tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
         return tiles
 
-    def _make_tiles(self, host: PackedTree, size: int) -> tuple[Array, Array]:
+    def _make_tiles(self, host: HostTree, size: int) -> tuple[Array, Array]:
         rows, items = _core.tile_lists(host.cu_segments, host.subtree_end, size)
         return self._like_buffer(rows), self._like_buffer(items)
 
-    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree:
+    def numpy(self) -> HostTree:
+        """The same tree with NumPy arrays, without a copy from the device where it came from the host."""
+        tree: Any = self
+        if isinstance(tree.buffer, np.ndarray):
+            return cast("HostTree", tree)
+        if self._origin is None:
+            self._origin = PackedTree(tree.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+        return self._origin
+
+    def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree[Tensor]:
         """The same tree with torch tensors on a device, tile lists included: one copy of one buffer.
 
         pin_memory: stage the copy in page-locked memory, which lets it overlap with other work; by default on CUDA
             devices.
         """
-        torch = _torch()
-        device = torch.device(device)
-        if not isinstance(self.buffer, np.ndarray):
-            with _to_stay():
-                buffer = self.buffer.to(device)
-            moved = PackedTree(buffer, self._fields, self._formats, self._disagreements)
-            moved._origin = self._origin
-            return moved
-        fields = dict(self._fields)
-        parts = [self.buffer]
-        size = len(self.buffer)
-        for tile, lists in self.tiles.items():
-            for name, array in zip(("rows", "items"), lists, strict=True):
-                fields[f"tiles{tile}.{name}"] = (size, array.size)
-                parts.append(array.reshape(-1).view(np.uint8))
-                size += array.nbytes + -array.nbytes % ALIGN
-        pinned = device.type == "cuda" if pin_memory is None else pin_memory
-        with _to_stay():
-            staged = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        target = staged.numpy()
-        at = 0
-        for part in parts:
-            target[at : at + len(part)] = part
-            stop = at + len(part)
-            at = stop + -stop % ALIGN
-            target[stop:at] = 0
-        with _to_stay():
-            buffer = staged.to(device, non_blocking=non_blocking)
-        moved = PackedTree(buffer, fields, self._formats, self._disagreements)
-        moved._origin = self
+        device = load_torch().device(device)
+        fields, buffer, origin = dict(self._fields), cast(Any, self.buffer), self._origin
+        if isinstance(buffer, np.ndarray):
+            origin, parts, size = self.numpy(), [buffer], len(buffer)
+            for tile, lists in origin.tiles.items():
+                for name, array in zip(("rows", "items"), lists, strict=True):
+                    fields[f"tiles{tile}.{name}"] = (size, array.size)
+                    parts.append(array.reshape(-1).view(np.uint8))
+                    size += array.nbytes + -array.nbytes % ALIGN
+            pinned = device.type == "cuda" if pin_memory is None else pin_memory
+            buffer = copied(parts, device, pinned, non_blocking)
+        else:
+            with to_stay():
+                buffer = buffer.to(device)
+        moved = PackedTree[Any](buffer, fields, self._formats, self._disagreements)
+        moved._origin = origin
         return moved
 
     # --- inside ---
 
     def _array(self, name: str) -> Array:
-        view = self._views.get(name)
-        if view is None:
-            offset, rows = self._fields[name]
-            dtype, tail = self._format(name)
-            if isinstance(self.buffer, np.ndarray):
-                view = np.ndarray((rows, *tail), dtype, self.buffer, offset)
-            else:
-                with _to_stay():
-                    part = self.buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
-                    view = part.view(_torch_dtype(dtype)).reshape(rows, *tail)
-            self._views[name] = view
-        return view
+        view: Array | None = self._views.get(name)
+        return self._view(name) if view is None else view
+
+    def _view(self, name: str) -> Array:
+        offset, rows = self._fields[name]
+        dtype, tail = self._format(name)
+        buffer: Any = self.buffer
+        if isinstance(buffer, np.ndarray):
+            view: Any = np.ndarray((rows, *tail), dtype, buffer, offset)
+        else:
+            with to_stay():
+                part = buffer[offset : offset + rows * dtype.itemsize * prod(tail)]
+                view = part.view(torch_dtype(dtype)).reshape(rows, *tail)
+        self._views[name] = view
+        return cast("Array", view)
 
     def _format(self, name: str) -> Format:
-        if "." in name and not name.startswith("tiles"):
-            return self._formats[name.split(".", 1)[1]]
-        return (_INT64 if name in _LONG else _INT32), ()
+        dtype = _DTYPES.get(name)
+        return self._formats[name.split(".", 1)[1]] if dtype is None else (dtype, ())
 
     def _zeros(self, name: str, count: int) -> Array:
         """What a call without kept sets has instead of their arrays; not part of the buffer."""
         if name not in self._views:
             self._views[name] = self._like_buffer(np.zeros(count, np.int32))
-        return self._views[name]
+        return cast("Array", self._views[name])
 
-    def _like_buffer(self, array: np.ndarray[Any, Any]) -> Array:
+    def _like_buffer(self, array: npt.NDArray[Any]) -> Array:
         """A host array, or the same as a tensor where this tree's arrays are tensors."""
-        if isinstance(self.buffer, np.ndarray):
-            return array
-        with _to_stay():
-            return _torch().from_numpy(array).to(self.buffer.device)
+        like, out = cast(Any, self.buffer), cast(Any, array)
+        if not isinstance(like, np.ndarray):
+            with to_stay():
+                out = load_torch().from_numpy(array).to(like.device)
+        return cast("Array", out)
 
-    def _host(self) -> PackedTree:
-        """This tree with NumPy arrays, without a copy from the device where it came from the host."""
-        if isinstance(self.buffer, np.ndarray):
-            return self
-        if self._origin is None:
-            self._origin = PackedTree(self.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
-        return self._origin
-
-    def _check_rows(self, values: Array, rows: int, what: str) -> None:
+    def _checked_rows(self, values: Any, rows: int, what: str) -> Any:
         if values.ndim == 0 or len(values) != rows:
             raise PackError(f"values has shape {tuple(values.shape)}; this tree has {rows} {what}")
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -364,34 +385,14 @@ class PackedTree:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if not isinstance(self.buffer, np.ndarray) and self.buffer.is_inference():  # unpickled or copied under it
-            with _to_stay():
-                self.buffer = self.buffer.clone()
+        buffer: Any = self.buffer
+        if not isinstance(buffer, np.ndarray) and buffer.is_inference():  # unpickled or copied under it
+            with to_stay():
+                self.buffer = buffer.clone()
 
     def __repr__(self) -> str:
         return f"PackedTree({self.num_tokens} tokens, {self.num_samples} samples, {self.num_terms} terms)"
 
 
-def _torch() -> Any:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        require("torch", "a tree on a device, or with torch values,", "torch")
-        raise
-    return torch
-
-
-def _to_stay() -> AbstractContextManager[Any]:
-    """A block that makes tensors which outlive the call. What is made or viewed under `torch.inference_mode()`, where
-    log-probs of an old policy or a reference are taken, could not be trained on afterwards."""
-    torch = _torch()
-    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    return torch.inference_mode(False) if inference else nullcontext()
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
-    torch = _torch()
-    found = getattr(torch, "bool" if dtype == np.bool_ else dtype.name, None)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"a column has dtype {dtype}, which torch does not have; convert it before packing")
-    return found
+#: A tree whose arrays are NumPy's.
+HostTree = PackedTree[npt.NDArray[Any]]

@@ -10,7 +10,8 @@ samples in the same micro-batches. Costs one pass over the batch; no dense mask 
 depth-first, where AReaL lays them out in order of insertion.
 """
 
-from .batch import build_packed_tree_batch, build_tries, install, uninstall
+from .batch import build_packed_tree_batch, build_tries
+from .switch import install, uninstall
 from .trie import PackedTrie, TrieNode
 
 __all__ = ["PackedTrie", "TrieNode", "build_packed_tree_batch", "build_tries", "install", "uninstall"]

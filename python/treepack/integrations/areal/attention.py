@@ -41,8 +41,8 @@ def tree_metadata(trie: PackedTrie, padded_size: int, device: torch.device) -> T
     return TreeTiles(tree.subtree_end, tree.position_ids, tree.tiles)
 
 
-def replacements() -> list[tuple[str, Callable[..., Any], Callable[..., Any]]]:
-    """(name, AReaL's function, the one to put in its place)."""
+def replacements() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """(AReaL's function, the one to put in its place)."""
     tree = importlib.import_module("areal.models.tree_attn.tree")
     fsdp = importlib.import_module("areal.models.tree_attn.module_fsdp")
     their_kwargs: Callable[..., dict[str, Any]] = tree.build_tree_attn_kwargs
@@ -71,12 +71,19 @@ def replacements() -> list[tuple[str, Callable[..., Any], Callable[..., Any]]]:
             return their_forward(query, key, value, attention_mask, softmax_scale, *args, **kwargs)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         out = tree_attention(
-            q, k, v, tiles, scale=softmax_scale, sliding_window=kwargs.get("sliding_window"),
-            softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"))  # fmt: skip
+            q,
+            k,
+            v,
+            tiles,
+            scale=softmax_scale,
+            sliding_window=kwargs.get("sliding_window"),
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux"),
+        )
         assert isinstance(out, Tensor)
         return out.transpose(1, 2)
 
     return [
-        ("build_tree_attn_kwargs", their_kwargs, build_tree_attn_kwargs),
-        ("_tree_attn_fwd_func", their_forward, forward),
+        (their_kwargs, build_tree_attn_kwargs),
+        (their_forward, forward),
     ]

@@ -1,9 +1,4 @@
-"""AReaL 1.0.4: its tree training on treepack's packing, and on request on treepack's attention.
-
-    from treepack.integrations import areal
-
-    areal.install()                  # build_packed_tree_batch of all engines is the one below
-    areal.install(attention=True)    # ... and attention of the FSDP engine runs on treepack's kernels
+"""A padded batch -> AReaL's micro-batches, packed by treepack.
 
 A padded batch goes through `treepack.pack(placement="first_fit")` and comes out as AReaL's `MicroBatchList`: the same
 samples in the same micro-batches. Costs one pass over the batch; no dense mask is made. Tokens of a tree lie
@@ -12,12 +7,7 @@ depth-first, where AReaL lays them out in order of insertion.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
-import sys
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -26,20 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import treepack
-
 from ... import _core
+from ...errors import PackError, Where
 from ...inputs.columns import Flat, Inputs
 from ...inputs.convert import to_ids
-from .trie import PackedTrie, TrieNode
+from ...packing import pack
+from .theirs import Areal, areal
+from .trie import PackedTrie
 
-__all__ = ["PackedTrie", "TrieNode", "build_packed_tree_batch", "build_tries", "install", "uninstall"]
+__all__ = ["build_packed_tree_batch", "build_tries"]
 
-#: Versions of AReaL that the tests have run against.
-KNOWN_VERSIONS = ("1.0.4",)
-
-_TREE = "areal.models.tree_attn.tree"
-_NAMES = ("data", "mb_spec", "pad_to_maximum", "dp_group", "parallel_size")
 _Integers = npt.NDArray[np.integer[Any]]
 
 
@@ -103,9 +89,9 @@ def build_packed_tree_batch(
         TypeError: ids that are no integers, sparse or nested tensors.
         ImportError: no AReaL of a known version.
     """
-    areal = _areal()
-    max_tokens = _budget(areal, mb_spec, pad_to_maximum, parallel_size)
-    with areal.trace_scope("tree_attn.build_packed_tree_batch"):
+    theirs = areal()
+    max_tokens = _budget(theirs, mb_spec, pad_to_maximum, parallel_size)
+    with theirs.trace_scope("tree_attn.build_packed_tree_batch"):
         batch = _Batch(data["input_ids"], data["attention_mask"])
         tries = batch.tries(max_tokens, order)
         counts = [trie.num_tokens for trie in tries]
@@ -114,9 +100,9 @@ def build_packed_tree_batch(
             counts.append(0)
         if not tries:
             raise ValueError("the batch has no rows, on any rank")
-        areal.stats_tracker.scalar(tree_token_ratio=sum(counts) / data["attention_mask"].sum())
+        theirs.stats_tracker.scalar(tree_token_ratio=sum(counts) / data["attention_mask"].sum())
         mbs = batch.micro_batches(tries, data, max_tokens)
-    return areal.MicroBatchList(
+    return theirs.MicroBatchList(
         data=data,
         mb_spec=mb_spec,
         mbs=mbs,
@@ -144,7 +130,7 @@ class _Batch:
                 "both must be (B, S)"
             )
         self.ids = input_ids
-        self.tokens = to_ids(input_ids.cpu().reshape(-1), "input_ids")
+        self.tokens = to_ids(input_ids.cpu().reshape(-1), Where("input_ids"))
         self.where: _Integers | None = None
         mask = attention_mask.cpu().contiguous()
         other = mask.is_floating_point() or mask.is_complex()
@@ -174,13 +160,12 @@ class _Batch:
         untrained = Flat(np.zeros(longest, np.uint8), np.zeros_like(self.lengths), self.lengths)
         samples: Any = Inputs(Flat(self.tokens, self.starts, self.ends), untrained)
         try:
-            packed = treepack.pack(
+            packed = pack(
                 samples, max_tokens=max_tokens, placement="first_fit", order=order, pad_to_multiple_of=max_tokens
             )
-        except treepack.PackError as error:
-            if len(self.rows) == len(self.ids):
-                raise
-            raise treepack.PackError(f"of the rows with a token, {error}") from error
+        except PackError as error:
+            error.rename(lambda number: (int(self.rows[number]), "sample {}"))
+            raise
         return [PackedTrie(number, tree, self.rows[tree.sample_index]) for number, tree in enumerate(packed)]
 
     def micro_batches(self, tries: list[PackedTrie], data: dict[str, Any], max_tokens: int) -> list[dict[str, Any]]:
@@ -225,21 +210,21 @@ class _Batch:
         return torch.from_numpy(index), [int(self.lengths[sample].sum()) for sample in samples]
 
 
-def _budget(areal: _Areal, mb_spec: Any, pad_to_maximum: bool, parallel_size: int) -> int:
+def _budget(theirs: Areal, mb_spec: Any, pad_to_maximum: bool, parallel_size: int) -> int:
     """`max_tokens_per_mb`, checked as AReaL checks it."""
     given = {name: getattr(mb_spec, name) for name in ("n_mbs", "granularity", "n_mbs_divisor")}
     if any(value != 1 for value in given.values()):
-        areal.logger.warning("tree packing has no use for n_mbs, granularity and n_mbs_divisor: got %s", given)
+        theirs.logger.warning("tree packing has no use for n_mbs, granularity and n_mbs_divisor: got %s", given)
     max_tokens = mb_spec.max_tokens_per_mb
     if max_tokens is None or max_tokens <= 0:
         raise ValueError(f"MicroBatchSpec.max_tokens_per_mb is {max_tokens}; tree training needs a positive number")
     if not pad_to_maximum:
         raise ValueError("pad_to_maximum is False; tree training needs True: block masks cover whole blocks")
-    block = math.lcm(areal.block_size, parallel_size)
+    block = math.lcm(theirs.block_size, parallel_size)
     if max_tokens % block:
         raise ValueError(
             f"max_tokens_per_mb is {max_tokens}; it must be a multiple of {block}, the lcm of the block size "
-            f"{areal.block_size} and parallel_size {parallel_size}"
+            f"{theirs.block_size} and parallel_size {parallel_size}"
         )
     return int(max_tokens)
 
@@ -252,77 +237,3 @@ def _missing(count: int, device: torch.device, group: dist.ProcessGroup | None) 
     every = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine, group=group)
     return int(torch.cat(every).max()) - count
-
-
-# --- AReaL ---
-
-
-class _Areal:
-    """What is used of AReaL, looked up once."""
-
-    def __init__(self) -> None:
-        known = ", ".join(KNOWN_VERSIONS)
-        try:
-            self.tree: Any = importlib.import_module(_TREE)
-            self.block_size: int = importlib.import_module("areal.models.tree_attn.constants").BLOCK_SIZE
-            self.MicroBatchList: Any = importlib.import_module("areal.utils.data").MicroBatchList
-            self.stats_tracker: Any = importlib.import_module("areal.utils.stats_tracker")
-            self.trace_scope: Any = importlib.import_module("areal.utils.perf_tracer").trace_scope
-            self.logger: Any = importlib.import_module("areal.utils.logging").getLogger("TreeAttentionCore")
-            self.theirs: Callable[..., Any] = self.tree.build_packed_tree_batch
-            names = tuple(inspect.signature(self.theirs).parameters)
-        except (ImportError, AttributeError) as error:
-            raise ImportError(f"this needs areal, known to work: {known} ({error})") from error
-        if names != _NAMES:
-            raise ImportError(f"build_packed_tree_batch of this areal takes {names}; known to work: areal {known}")
-
-
-_found: _Areal | None = None
-_replaced: list[tuple[Any, str, Any]] = []
-
-
-def _areal() -> _Areal:
-    global _found
-    if _found is None:
-        _found = _Areal()
-    return _found
-
-
-def install(*, attention: bool = False) -> None:
-    """Put `build_packed_tree_batch` in place of AReaL's, in every module of it that is loaded or will be.
-
-    Args:
-        attention: also compute attention of the FSDP engine with `treepack.tree_attention`, from one int32 per token
-            instead of a dense mask, a block mask or a bit mask. Call it before the engine is made. The Megatron and
-            Archon engines keep their own attention.
-
-    Raises:
-        ImportError: no AReaL of a known version.
-    """
-    areal = _areal()
-    uninstall()
-    _replace("build_packed_tree_batch", areal.theirs, build_packed_tree_batch)
-    if attention:
-        from .attention import replacements
-
-        for name, theirs, ours in replacements():
-            _replace(name, theirs, ours)
-
-
-def uninstall() -> None:
-    """Undo `install`; nothing happens where it was not called."""
-    while _replaced:
-        module, name, theirs = _replaced.pop()
-        setattr(module, name, theirs)
-
-
-def _replace(name: str, theirs: Any, ours: Any) -> None:
-    """Every loaded module of AReaL, and of transformers where AReaL has put it there, that holds `theirs`."""
-    for loaded, module in list(sys.modules.items()):
-        places = ("areal", "transformers.integrations.flash_attention")
-        if not isinstance(module, ModuleType) or not (loaded in places or loaded.startswith("areal.")):
-            continue
-        for held, value in list(vars(module).items()):
-            if value is theirs:
-                setattr(module, held, ours)
-                _replaced.append((module, held, value))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tree.tree import PackedTree
+from ...tree.tree import HostTree
 
 __all__ = ["PackedTrie", "TrieNode"]
 
@@ -34,7 +34,7 @@ class PackedTrie:
     start_idx = end_idx = -1
     tree_indices: Span = (-1, -1)
 
-    def __init__(self, tree_id: int, tree: PackedTree | None = None, rows: npt.NDArray[np.integer[Any]] | None = None):
+    def __init__(self, tree_id: int, tree: HostTree | None = None, rows: npt.NDArray[np.integer[Any]] | None = None):
         """`rows` (n,): the row of the batch of each of `tree.sample_index`, ascending."""
         self.tree_id = tree_id
         self.tree = tree
@@ -178,7 +178,7 @@ class _Segments:
     """The segments of one tree as lists. Nodes refer to it and nothing here refers to nodes: no cycle keeps the memory
     of a tree until the garbage collector comes by."""
 
-    def __init__(self, tree_id: int, tree: PackedTree | None, sequence_ids: list[int]):
+    def __init__(self, tree_id: int, tree: HostTree | None, sequence_ids: list[int]):
         self.tree_id = tree_id
         self.tree = tree
         self.sequence_ids = sequence_ids

@@ -9,15 +9,10 @@ which holds what kernels derive from it, once for all layers) through any wrappe
 checkpointing. What would be wrong on a packed tree is refused with a ValueError, never run another way.
 """
 
-from .forward import (
-    ATTENTION,
-    check_model,
-    forward_tree,
-    hidden_alone,
-    model_inputs,
-    router_aux_loss,
-    tree_attention_forward,
-)
+from .attention import tree_attention_forward
+from .checks.model import check_model
+from .forward import forward_tree, hidden_alone, model_inputs, router_aux_loss
+from .model import ATTENTION
 
 __all__ = [
     "ATTENTION",

@@ -1,13 +1,4 @@
-"""Hugging Face models on packed trees: importing this registers the attention implementation "treepack".
-
-    import treepack.integrations.transformers
-    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="treepack")
-    log_probs = treepack.term_log_probs(model, tree)         # or: model(**model_inputs(tree)).logits
-
-Keyword arguments of `model(...)` reach every attention layer, so the tree travels as `subtree_end` (and `tree_tiles`,
-which holds what kernels derive from it, once for all layers) through any wrapper and both kinds of gradient
-checkpointing. What would be wrong on a packed tree is refused with a ValueError, never run another way.
-"""
+"""A packed tree through a Hugging Face model: its inputs, its hidden states, its router's loss."""
 
 from __future__ import annotations
 
@@ -17,39 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from ...attention import TRITON, TreeTiles, tree_attention
+from ...attention import TRITON, TreeTiles
 from .capture import Capture, tie
-from .checks.tree import check_ids
-from .model import (
-    ATTENTION,
-    ROW_CHECKED,
-    attention_layers,
-    check_attention_config,
-    check_model,
-    check_tree,
-    unwrap,
-)
+from .checks.model import check_model
+from .checks.tree import ROW_CHECKED, check_ids, check_tree
+from .model import attention_layers, unwrap
 
-__all__ = [
-    "ATTENTION",
-    "check_model",
-    "forward_tree",
-    "hidden_alone",
-    "model_inputs",
-    "router_aux_loss",
-    "tree_attention_forward",
-]
-
-# Keyword arguments that would change the scores in a way that tree attention does not compute.
-_UNSUPPORTED = {
-    "position_bias": "a bias on the scores",
-    "indices": "sparse attention by an indexer",
-    "block_indices": "sparse attention by blocks",
-    "cu_seq_lens_q": "variable-length sequences in the row",
-    "cu_seq_lens_k": "variable-length sequences in the row",
-}
+__all__ = ["forward_tree", "hidden_alone", "model_inputs", "router_aux_loss"]
 
 
 def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None) -> dict[str, Any]:
@@ -110,90 +76,6 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
         "impl": impl,
         "use_cache": False,
     }
-
-
-def tree_attention_forward(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The attention of a layer, as `AttentionInterface` calls it.
-
-    Args:
-        module: the attention layer. query (1, H, N, D), key and value (1, H_kv, N, D).
-        attention_mask: must be None or empty; the tree is the mask.
-        dropout: must be 0. scaling: factor on the scores.
-        kwargs: `subtree_end` (N,) or (1, N), or `tree_tiles`; `impl`; from the layer `sliding_window`, `softcap`,
-            `s_aux` (sinks).
-
-    Returns:
-        (output (1, N, H, D), None): attention weights are never made.
-
-    Raises:
-        ValueError: anything given that the tree's attention would ignore, or a length that is not the tree's.
-    """
-    tiles, end = kwargs.get("tree_tiles"), kwargs.get("subtree_end")
-    name = type(module).__name__
-    if tiles is None and end is None:
-        raise ValueError(
-            f"{name} got no subtree_end: call the model with model_inputs(tree, model=model). "
-            "Under Trainer set remove_unused_columns=False, which otherwise drops it; to run unpacked rows or to "
-            'generate, model.set_attn_implementation("sdpa")'
-        )
-    if attention_mask is not None and attention_mask.numel():
-        raise ValueError(
-            f"{name} got an attention_mask {tuple(attention_mask.shape)}: a packed tree has no padding mask, its mask "
-            "is subtree_end; do not pass attention_mask"
-        )
-    if dropout:
-        raise ValueError(f"{name} has attention dropout {dropout}: shared tokens would share it; set it to 0")
-    if kwargs.get("use_cache") or key.shape[2] != query.shape[2]:
-        raise ValueError(
-            f"{name} runs with a cache of keys and values: a packed tree is one pass; pass use_cache=False"
-        )
-    if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise ValueError(f"{name} is not causal (is_causal=False): a token of a packed tree sees its ancestors only")
-    if kwargs.get("output_attentions"):
-        raise ValueError(f"{name}: output_attentions=True, but tree attention never makes the weights")
-    for given, meaning in _UNSUPPORTED.items():
-        if kwargs.get(given) is not None:
-            raise ValueError(f"{name} got {given} ({meaning}), which tree attention does not compute")
-    window = kwargs.get("sliding_window")
-    weighted = kwargs.get("weighted_aux_loss", False)
-    check_attention_config(module, window, weighted, None if tiles is None else tiles.derived)
-    if tiles is None:
-        # Per layer and again in a recomputation; model_inputs() makes them once. Depths come from the tree itself:
-        # `position_ids` may have several axes.
-        tiles = TreeTiles(torch.as_tensor(end).reshape(-1).to(torch.int32).contiguous())
-    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
-        # As autocast treats torch's own attention: rotary embeddings leave float32, projections do not.
-        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    out = tree_attention(
-        query, key, value, tiles, scale=scaling, sliding_window=window, softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"), impl=kwargs.get("impl"))  # fmt: skip
-    assert isinstance(out, Tensor)
-    if not torch.compiler.is_compiling():
-        tiles.derived["layers"] = tiles.derived.get("layers", 0) + 1
-    return out.transpose(1, 2).contiguous(), None  # a copy only where the implementation stored it otherwise
-
-
-def _no_mask(*, attention_mask: Tensor | None = None, q_length: Any = None, kv_length: Any = None, **_: Any) -> None:
-    """What `AttentionMaskInterface` calls to make a mask. Registered so that a padding mask is seen: transformers drops
-    it for implementations that are not."""
-    if attention_mask is not None:
-        raise ValueError(
-            f"attention_mask {tuple(attention_mask.shape)} given: a packed tree has no padding mask, its mask is "
-            "subtree_end, and padding of its own sees nothing; do not pass one (models that make it themselves, as "
-            "BioGPT and OPT, want the empty one of model_inputs). To run padded batches or to "
-            'generate, model.set_attn_implementation("sdpa")'
-        )
-    if isinstance(q_length, int) and isinstance(kv_length, int) and q_length != kv_length:
-        raise ValueError("a cache of keys and values was given: a packed tree is one pass; pass use_cache=False")
 
 
 def forward_tree(
@@ -272,7 +154,3 @@ def router_aux_loss(router_logits: tuple[Tensor, ...], tree: Any, *, num_experts
     total = weight.sum().clamp(min=1)
     loss: Tensor = num_experts * ((weight @ chosen) / total * ((weight @ probabilities) / total)).sum()
     return loss
-
-
-AttentionInterface.register(ATTENTION, tree_attention_forward)
-AttentionMaskInterface.register(ATTENTION, _no_mask)

@@ -1,32 +1,16 @@
-"""What a Hugging Face model must be to run packed trees, and how its logits come from its hidden states.
+"""A Hugging Face model without its wrappers, the part of it that makes the hidden states, and how its logits come from
+them.
 
-Every refusal says what was found and why it would be wrong. `transformers` is not imported here: models are read by
-their attributes.
+`transformers` is not imported here: models are read by their attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from .checks.layers import check_attention_config, check_aux_loss, check_layer, check_layer_types, check_positions
-from .checks.randomness import check_randomness
-from .checks.tree import ROW_CHECKED, check_tree
-
-__all__ = [
-    "ATTENTION",
-    "ROW_CHECKED",
-    "attention_layers",
-    "base",
-    "check_attention_config",
-    "check_model",
-    "check_tree",
-    "logit_options",
-    "output_head",
-    "unwrap",
-]
+__all__ = ["ATTENTION", "attention_layers", "base", "decoder_of", "logit_options", "output_head", "unwrap"]
 
 #: The name of the attention implementation.
 ATTENTION = "treepack"
@@ -84,69 +68,24 @@ def base(model: Any) -> Any:
     if below is model:  # the prefix names another class of the family
         below = getattr(model, "model", None)
     decoder = getattr(below, "decoder", None)
-    if isinstance(decoder, nn.Module) and decoder is _decoder_of(model):  # OPT, BART: called past what is around it
+    if isinstance(decoder, nn.Module) and decoder is _found_decoder(model):  # OPT, BART: called past what is around it
         below = decoder
     return below if isinstance(below, nn.Module) else None
 
 
-def check_model(model: Any, *, weighted: bool = False) -> Any:
-    """Raises ValueError where the model would not compute on a packed tree what it computes on each sample alone.
-
-    Args:
-        model: a Hugging Face causal language model, wrapped or not.
-        weighted: the router's auxiliary loss is weighted by `position_samples` (`aux_loss=True`).
-
-    Returns:
-        The model without its wrappers.
-    """
-    model = unwrap(model)
-    name, config = type(model).__name__, model.config.get_text_config()
-    if config._attn_implementation != ATTENTION:
-        raise ValueError(
-            f"{name} uses attn_implementation={config._attn_implementation!r}, which does not know the tree and would "
-            f'mix up the samples; load it with attn_implementation="{ATTENTION}" or call '
-            f'model.set_attn_implementation("{ATTENTION}")'
-        )
-    if not model._can_set_attn_implementation():
-        raise ValueError(f"{name} computes attention in its own code, not through transformers' AttentionInterface")
-    check_layer_types(name, config)
-    check_aux_loss(name, config, weighted)
-    decoder = _decoder(model)
-    check_positions(name, decoder)
-    modules = dict(decoder.named_modules())
-    for path, module in modules.items():
-        check_layer(name, path, module, modules[path.rpartition(".")[0]], decoder)
-        if "Attention" not in type(module).__name__:
-            continue
-        own = getattr(getattr(module, "config", None), "_attn_implementation", ATTENTION)
-        if own != ATTENTION:
-            raise ValueError(
-                f"{name}: layer {path} uses attn_implementation={own!r}, which does not know the tree and would mix up "
-                "the samples"
-            )
-    check_randomness(name, config, _with_embedding(model, modules))
-    return model
-
-
-def _with_embedding(model: Any, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    yield from modules.items()
-    embedding = model.get_input_embeddings()
-    if isinstance(embedding, nn.Module):
-        yield "embedding", embedding
-
-
-def _decoder_of(model: Any) -> Any:
+def _found_decoder(model: Any) -> Any:
     return model.get_decoder() if hasattr(model, "get_decoder") else None
 
 
-def _decoder(model: Any) -> Any:
-    found = _decoder_of(model)
+def decoder_of(model: Any) -> Any:
+    """The module that holds the layers."""
+    found = _found_decoder(model)
     return base(model) if found is None or found is model or isinstance(found, nn.Linear) else found
 
 
 def attention_layers(model: Any) -> int:
     """Number of attention layers of the decoder."""
-    return sum("Attention" in type(m).__name__ and hasattr(m, "layer_idx") for m in _decoder(model).modules())
+    return sum("Attention" in type(m).__name__ and hasattr(m, "layer_idx") for m in decoder_of(model).modules())
 
 
 def output_head(model: Any) -> tuple[Tensor, Tensor | None]:

@@ -9,8 +9,9 @@ included, there is `DataCollatorForTreePacking`, which needs no TRL. TRL is impo
 """
 
 from ..collator import DataCollatorForTreePacking
+from .attention import tree_attention
 from .row import TreeRow
-from .switch import WORKS_WITH, install, tree_attention, uninstall
+from .switch import WORKS_WITH, install, uninstall
 
 __all__ = [
     "WORKS_WITH",

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..._core import PackError
-from ...packing.batch import pack
-from ...tree.tree import PackedTree
+from ...packing import pack
+from ...tree.tree import HostTree
 
 __all__ = ["TreeRow"]
 
@@ -92,9 +92,7 @@ class TreeRow:
         extras = _extras(sample, number)
         for name, row in extras.items():
             if (before := self.extras.get(name, row)) != row:
-                raise PackError(
-                    f"sample {number} of the row: {name} has rows of {row}; samples before it have {before}"
-                )
+                raise _refused(number, f"{name} has rows of {row}; samples before it have {before}")
         columns = _columns(sample, number)
         ids = columns["input_ids"]
         shared = self._runs.insert(ids)
@@ -174,12 +172,14 @@ def _array(value: Any, dtype: Any = None) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
+def _refused(number: int, detail: str) -> PackError:
+    return PackError(detail, sample=number, called="sample {} of the row")
+
+
 def _ids(sample: Mapping[str, Any], number: int) -> Array:
     ids = _array(sample["input_ids"], np.int64)
     if ids.ndim != 1 or not len(ids):
-        raise PackError(
-            f"sample {number} of the row: input_ids has shape {ids.shape}; one axis with at least one token is needed"
-        )
+        raise _refused(number, f"input_ids has shape {ids.shape}; one axis with at least one token is needed")
     return ids
 
 
@@ -198,7 +198,7 @@ def _extras(sample: Mapping[str, Any], number: int) -> dict[str, tuple[tuple[int
     """Row shape and dtype of what a sample brings beyond TRL's own columns."""
     found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     if (sample.get(KEPT) is None) != (sample.get(COUNTS) is None):
-        raise PackError(f"sample {number} of the row: it has one of {KEPT} and {COUNTS}; kept sets need both")
+        raise _refused(number, f"it has one of {KEPT} and {COUNTS}; kept sets need both")
     if sample.get(KEPT) is not None:
         found[KEPT] = found[COUNTS] = (), np.dtype(np.int32)
     for name, value in sample.items():
@@ -211,7 +211,7 @@ def _extras(sample: Mapping[str, Any], number: int) -> dict[str, tuple[tuple[int
 # --- all samples of a row -------------------------------------------------------------------------------------------
 
 
-def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> PackedTree:
+def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> HostTree:
     """One tree of all samples, in TRL's branching and order, in which a position has one kept set and one table."""
     tables = {name: row for name, row in extras.items() if name not in (KEPT, COUNTS)}
     if tables:
@@ -232,7 +232,7 @@ def _native(samples: list[Columns], extras: Mapping[str, tuple[tuple[int, ...], 
     return tree
 
 
-def _one(samples: list[Columns]) -> PackedTree:
+def _one(samples: list[Columns]) -> HostTree:
     tokens = sum(len(columns["input_ids"]) for columns in samples)
     packed = pack(
         samples, max_tokens=max(tokens, 1), branching="label", order="first_seen", placement="first_fit"
@@ -240,7 +240,7 @@ def _one(samples: list[Columns]) -> PackedTree:
     return packed[0]
 
 
-def _disagreements(tree: PackedTree, tables: Mapping[str, Any]) -> Array | None:
+def _disagreements(tree: HostTree, tables: Mapping[str, Any]) -> Array | None:
     """An identity (raw tokens,) that keeps terms with other kept sets or tables apart; None where all agree.
 
     Where the terms of a position disagree, each gets the number of its set and tables. A sample that passes without a

@@ -1,5 +1,5 @@
-"""What depends on the tree that a Hugging Face model is to run, beside the model: rotary embeddings that follow the
-longest sample of the row, and places for images.
+"""What depends on the tree that a Hugging Face model is to run, beside the model: samples longer than its table of
+positions, rotary embeddings that follow the longest sample of the row, and places for images.
 
 Read on the host, from the arrays that the tree was packed into: no device is waited for, but for a tree that came to
 its device in another way, once.
@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from ....tree.tree import PackedTree
+from .positions import check_length
 
 __all__ = ["ROW_CHECKED", "check_ids", "check_tree", "row_is_short", "row_rope"]
 
@@ -31,10 +34,11 @@ def check_tree(model: Any, tree: Any) -> None:
         tree: a `PackedTree`, on any device.
     """
     name = type(model).__name__
-    if not hasattr(tree, "_host"):
+    if not isinstance(tree, PackedTree):
         raise TypeError(
             f"{name} wants to see the samples of the tree: a PackedTree is needed, not a {type(tree).__name__}"
         )
+    check_length(name, model, tree)
     rope = row_rope(model.config.get_text_config())
     if rope is not None:
         check_rope(name, *rope, tree)
@@ -85,7 +89,7 @@ def _unscaled(kind: str, limit: int, tokens: int) -> bool:
 
 def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
     """Refuse a tree on which frequencies that follow its longest sample are not those of each sample."""
-    host = tree._host()
+    host = tree.numpy()
     if not host.num_samples:
         return
     last = host.cu_segments[host.sample_last_segment + 1] - 1
@@ -112,8 +116,9 @@ def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
 
 def check_placeholders(name: str, places: Mapping[int, str], tree: Any) -> None:
     """Refuse a tree with a token that stands for (a part of) an image, a video or a sound."""
-    ids = tree._host().input_ids
-    hit = np.isin(ids, list(places)) & (tree._host().position_samples > 0)
+    host = tree.numpy()
+    ids = host.input_ids
+    hit = np.isin(ids, list(places)) & (host.position_samples > 0)
     if not hit.any():
         return
     at = int(hit.argmax())

@@ -1,47 +1,48 @@
-//! Which trees hold which nodes of the trie.
+//! The trees of each node of the trie: those that hold it.
 
-use super::fit::{has_room, FirstFit, Room};
+use super::room::{has_room, Room};
+use super::tournament::Tournament;
 
 /// Lists of up to this many trees are scanned.
 const SCAN: usize = 12;
 
-/// The trees that hold a node. Most nodes lie in one tree, which needs no list.
+/// The trees of a node. Most nodes lie in one tree, which needs no list.
 #[derive(Clone, Copy)]
-enum Holder {
-    Nobody,
+enum Trees {
+    None,
     One(u32),
-    /// Index into `Holders::lists`.
+    /// Index into `TreesOfNode::lists`.
     Many(u32),
 }
 
-pub struct Holders {
-    nodes: Vec<Holder>,
+pub struct TreesOfNode {
+    nodes: Vec<Trees>,
     lists: Vec<List>,
 }
 
-impl Holders {
+impl TreesOfNode {
     pub fn new(nodes: usize) -> Self {
-        Holders { nodes: vec![Holder::Nobody; nodes], lists: Vec::new() }
+        TreesOfNode { nodes: vec![Trees::None; nodes], lists: Vec::new() }
     }
 
     pub fn holds(&self, node: u32, tree: u32) -> bool {
         match self.nodes[node as usize] {
-            Holder::Nobody => false,
-            Holder::One(other) => other == tree,
-            Holder::Many(list) => self.lists[list as usize].contains(tree),
+            Trees::None => false,
+            Trees::One(other) => other == tree,
+            Trees::Many(list) => self.lists[list as usize].contains(tree),
         }
     }
 
     /// Adds a tree that does not hold the node yet.
     pub fn add(&mut self, node: u32, tree: u32) {
-        let holder = &mut self.nodes[node as usize];
-        match *holder {
-            Holder::Nobody => *holder = Holder::One(tree),
-            Holder::One(other) => {
-                *holder = Holder::Many(self.lists.len() as u32);
+        let trees = &mut self.nodes[node as usize];
+        match *trees {
+            Trees::None => *trees = Trees::One(tree),
+            Trees::One(other) => {
+                *trees = Trees::Many(self.lists.len() as u32);
                 self.lists.push(List::two(other, tree));
             }
-            Holder::Many(list) => self.lists[list as usize].add(tree),
+            Trees::Many(list) => self.lists[list as usize].add(tree),
         }
     }
 
@@ -49,10 +50,10 @@ impl Holders {
     #[inline]
     pub fn first(&mut self, node: u32, need: Room, best: u32, free: &[Room], affordable: impl Fn(u32) -> bool) -> u32 {
         match self.nodes[node as usize] {
-            Holder::Nobody => best,
-            Holder::One(tree) if tree < best && has_room(free[tree as usize], need) && affordable(tree) => tree,
-            Holder::One(_) => best,
-            Holder::Many(list) => self.lists[list as usize].first(need, best, free, affordable),
+            Trees::None => best,
+            Trees::One(tree) if tree < best && has_room(free[tree as usize], need) && affordable(tree) => tree,
+            Trees::One(_) => best,
+            Trees::Many(list) => self.lists[list as usize].first(need, best, free, affordable),
         }
     }
 
@@ -60,9 +61,9 @@ impl Holders {
     pub fn fullest(&mut self, node: u32, need: Room, free: &[Room]) -> Option<u32> {
         let fits = |&tree: &u32| has_room(free[tree as usize], need);
         match self.nodes[node as usize] {
-            Holder::Nobody => None,
-            Holder::One(tree) => Some(tree).filter(fits),
-            Holder::Many(list) => {
+            Trees::None => None,
+            Trees::One(tree) => Some(tree).filter(fits),
+            Trees::Many(list) => {
                 let list = &mut self.lists[list as usize];
                 if list.trees.len() <= 4 * SCAN {
                     return list.trees.iter().copied().filter(fits).min_by_key(|&tree| free[tree as usize][0]);
@@ -72,24 +73,22 @@ impl Holders {
             }
         }
     }
-}
 
-impl Holders {
     /// The trees that hold the node, ascending.
     pub fn trees(&self, node: u32) -> &[u32] {
         match &self.nodes[node as usize] {
-            Holder::Nobody => &[],
-            Holder::One(tree) => std::slice::from_ref(tree),
-            Holder::Many(list) => &self.lists[*list as usize].trees,
+            Trees::None => &[],
+            Trees::One(tree) => std::slice::from_ref(tree),
+            Trees::Many(list) => &self.lists[*list as usize].trees,
         }
     }
 
-    /// Makes room for nodes that the trie has got since; nobody holds them.
+    /// Makes room for nodes that the trie has got since; no tree holds them.
     pub fn grow(&mut self, nodes: usize) {
-        self.nodes.resize(nodes, Holder::Nobody);
+        self.nodes.resize(nodes, Trees::None);
     }
 
-    /// Lets the trees of `from` hold `to`, which nobody holds.
+    /// Lets the trees of `from` hold `to`, which no tree holds yet.
     pub fn copy(&mut self, from: u32, to: u32) {
         for tree in self.trees(from).to_vec() {
             self.add(to, tree);
@@ -101,7 +100,7 @@ impl Holders {
 /// entries of the tournament are upper bounds that are set right when they are hit.
 struct List {
     trees: Vec<u32>,
-    fit: Option<Box<FirstFit>>,
+    fit: Option<Box<Tournament>>,
 }
 
 impl List {
@@ -131,7 +130,7 @@ impl List {
         }
         let trees = &self.trees;
         let rooms = || trees.iter().map(|&tree| free[tree as usize]);
-        let fit = self.fit.get_or_insert_with(|| Box::new(FirstFit::of(rooms())));
+        let fit = self.fit.get_or_insert_with(|| Box::new(Tournament::of(rooms())));
         let mut from = 0;
         while let Some(at) = fit.first(from, need) {
             let tree = trees[at];

@@ -1,17 +1,11 @@
 //! "The first tree with room": a tournament tree over what trees have free.
 
-/// Tokens, terms and kept ids: needed by a sample, or free in a tree. Values stay below `u32::MAX`.
-pub type Room = [u32; 3];
-
-#[inline]
-pub fn has_room(free: Room, need: Room) -> bool {
-    free[0] >= need[0] && free[1] >= need[1] && free[2] >= need[2]
-}
+use super::room::Room;
 
 /// Free room of a list of trees in heap order: every inner entry is the maximum of its two children, per component.
 /// Entries are stored plus one, so that 0 means "no tree".
 #[derive(Default)]
-pub struct FirstFit {
+pub struct Tournament {
     leaves: usize,
     room: Vec<Room>,
 }
@@ -20,9 +14,9 @@ fn most(a: Room, b: Room) -> Room {
     [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])]
 }
 
-impl FirstFit {
+impl Tournament {
     pub fn of(rooms: impl ExactSizeIterator<Item = Room>) -> Self {
-        let mut out = FirstFit::default();
+        let mut out = Tournament::default();
         out.grow(rooms.len());
         for (i, room) in rooms.enumerate() {
             out.room[out.leaves + i] = room.map(|x| x + 1);
@@ -33,7 +27,7 @@ impl FirstFit {
 
     pub fn set(&mut self, index: usize, room: Room) {
         if index >= self.leaves {
-            let mut wider = FirstFit::default();
+            let mut wider = Tournament::default();
             wider.grow(index + 1);
             wider.room[wider.leaves..][..self.leaves].copy_from_slice(&self.room[self.leaves..]);
             wider.rebuild();
@@ -90,12 +84,13 @@ impl FirstFit {
 
 #[cfg(test)]
 mod tests {
+    use super::super::room::has_room;
     use super::*;
 
     #[test]
     fn finds_what_a_scan_finds() {
         let rooms: Vec<Room> = (0..200u32).map(|i| [i * 37 % 101, i * 53 % 89, i % 7]).collect();
-        let mut fit = FirstFit::of(rooms[..100].iter().copied());
+        let mut fit = Tournament::of(rooms[..100].iter().copied());
         for (i, &room) in rooms.iter().enumerate().skip(100) {
             fit.set(i, room);
         }

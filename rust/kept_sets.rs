@@ -33,7 +33,7 @@ impl KeptIndex {
         let raw: u64 = kept.ids.iter().map(|ids| ids.len() as u64).sum();
         if raw > MAX_INDEX {
             let what = "kept ids";
-            return Err(PackError::TooMany { what, has: raw });
+            return Err(Fault::TooMany { what, has: raw }.into());
         }
         let mut out = KeptIndex::empty();
         let mut sorted = Vec::new();
@@ -64,7 +64,7 @@ impl KeptIndex {
         let (mut sum, mut total) = (0u64, 0u64);
         for (token, &count) in counts.iter().enumerate() {
             if count < 0 {
-                return Err(Fault::KeptCount { token, count }.in_sample(sample));
+                return Err(Fault::KeptCount { count }.at_token(sample, token));
             }
             while runs.next_if(|&(_, end)| end as usize <= token).is_some() {}
             if runs.peek().is_some_and(|&(start, _)| start as usize <= token) {
@@ -106,7 +106,7 @@ impl KeptIndex {
             }
         }
         match (with, without) {
-            (Some(other), Some(token)) => Err(Fault::KeptMissing { token, other }.in_sample(sample)),
+            (Some(other), Some(token)) => Err(Fault::KeptMissing { other }.at_token(sample, token)),
             _ => Ok(()),
         }
     }
@@ -121,12 +121,10 @@ fn check_set(
     sorted: &mut Vec<i32>,
 ) -> Result<(), PackError> {
     if let Some(&id) = set.iter().find(|&&id| id as i64 as u64 > max_id) {
-        let max = max_id;
-        return Err(Fault::KeptId { token, id, max }.in_sample(sample));
+        return Err(Fault::KeptId { id, max: max_id }.at_token(sample, token));
     }
     if !set.iter().any(|&id| id as i64 == target) {
-        let id = target;
-        return Err(Fault::KeptTarget { token, id }.in_sample(sample));
+        return Err(Fault::KeptTarget { id: target }.at_token(sample, token));
     }
     let twice = if set.len() <= SMALL {
         (1..set.len()).find(|&i| set[..i].contains(&set[i])).map(|i| set[i])
@@ -137,7 +135,7 @@ fn check_set(
         sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
     };
     match twice {
-        Some(id) => Err(Fault::KeptDuplicate { token, id }.in_sample(sample)),
+        Some(id) => Err(Fault::KeptDuplicate { id }.at_token(sample, token)),
         None => Ok(()),
     }
 }

@@ -1,0 +1,54 @@
+"""The switch: treepack's functions in place of AReaL's, and back."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from .batch import build_packed_tree_batch
+from .theirs import areal
+
+__all__ = ["install", "uninstall"]
+
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def install(*, attention: bool = False) -> None:
+    """Put `build_packed_tree_batch` in place of AReaL's, in every module of it that is loaded or will be.
+
+    Args:
+        attention: also compute attention of the FSDP engine with `treepack.tree_attention`, from one int32 per token
+            instead of a dense mask, a block mask or a bit mask. Call it before the engine is made. The Megatron and
+            Archon engines keep their own attention.
+
+    Raises:
+        ImportError: no AReaL of a known version.
+    """
+    theirs = areal().build_packed_tree_batch
+    uninstall()
+    _replace(theirs, build_packed_tree_batch)
+    if attention:
+        from .attention import replacements
+
+        for theirs, ours in replacements():
+            _replace(theirs, ours)
+
+
+def uninstall() -> None:
+    """Undo `install`; nothing happens where it was not called."""
+    while _replaced:
+        module, name, theirs = _replaced.pop()
+        setattr(module, name, theirs)
+
+
+def _replace(theirs: Any, ours: Any) -> None:
+    """Every loaded module of AReaL, and of transformers where AReaL has put it there, that holds `theirs`."""
+    for loaded, module in list(sys.modules.items()):
+        places = ("areal", "transformers.integrations.flash_attention")
+        if not isinstance(module, ModuleType) or not (loaded in places or loaded.startswith("areal.")):
+            continue
+        for held, value in list(vars(module).items()):
+            if value is theirs:
+                setattr(module, held, ours)
+                _replaced.append((module, held, value))
