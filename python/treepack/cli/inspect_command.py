@@ -111,7 +111,8 @@ def columns_of(options: list[str] | None) -> dict[str, str]:
 def _read(rollouts: Rollouts | Pairs, limit: int | None) -> Iterator[Any]:
     """The samples or pairs, with a bar on stderr where that is a terminal."""
     console = Console(stderr=True)
-    shown = "{task.completed:.0%} of the file, {task.fields[samples]:,} rows"
+    rows = "samples" if isinstance(rollouts, Rollouts) else "pairs"
+    shown = f"{{task.completed:.0%}} of the file, {{task.fields[samples]:,}} {rows}"
     columns = (BarColumn(), TextColumn(shown), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, samples=0)

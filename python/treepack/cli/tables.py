@@ -42,7 +42,7 @@ def _file_table(numbers: dict[str, Any]) -> Table:
     table.add_column()
     samples, windows = numbers["samples"], numbers["windows"]
     mean = numbers["raw_tokens"] / samples
-    pairs = [("pairs", numbers["pairs"], "chosen and rejected lie in one tree")] if numbers["pairs"] else []
+    pairs = [("pairs", numbers["pairs"], "chosen and rejected lie in one tree")] if numbers.get("pairs") else []
     rows = [
         *pairs,
         ("samples", samples, f"up to {numbers['limit']:,} were asked for" if numbers["limit"] else ""),
