@@ -39,7 +39,8 @@ def inspect(
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where a column is: input_ids=my_tokens, prompt_ids=steps[].prompt."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
     max_positions: Annotated[

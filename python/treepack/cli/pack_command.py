@@ -59,7 +59,8 @@ def pack(
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where a column is: input_ids=my_tokens, prompt_ids=steps[].prompt."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in the folder.")] = False,

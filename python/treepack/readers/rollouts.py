@@ -137,10 +137,12 @@ def open_rollouts(
     """Open rollouts for reading; bounded memory, whatever the size.
 
     Arguments:
-        path: a JSONL file (.jsonl, .ndjson, .json, and with .gz or .zst), a Parquet or NPZ file, a folder of
-            `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of files of one format.
+        path: a JSON file (.jsonl, .ndjson, .json, and with .gz or .zst: an object per line, or one array), a Parquet
+            or NPZ file, a folder of `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of
+            files of one format.
         columns: canonical name -> name in the file, where `readers.USUAL` does not find it; an empty name leaves a
-            column out. Any other canonical name adds a further column.
+            column out. Any other canonical name adds a further column. Where rows hold several samples, a path:
+            "trajectory[].tokens.prompt_ids".
         tokenizer: a tokenizer folder, for chat messages; see `readers.chat.ChatEncoder` for what is trained.
 
     Raises:
