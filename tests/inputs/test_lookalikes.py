@@ -148,7 +148,7 @@ def test_rows_that_are_packed_already_stop():
     for masked in ({}, {"completion_mask": np.array(MASK)}):
         refused({"position_ids": again, **masked}, "'position_ids' whose values are positions that start again")
         refused({"segment_ids": np.array([0, 0, 1, 1, 2, 2]), **masked}, "'segment_ids' whose values are numbers of")
-    for name, values in {"seq_lens": [2, 4], "zork": [2, 4], "cu": [0, 2, 6]}.items():
+    for name, values in {"seq_lens": [2, 4], "doc_lengths": [2, 4], "cu": [0, 2, 6]}.items():
         with pytest.raises(treepack.PackError) as caught:
             treepack.pack([{"input_ids": IDS, name: values}], max_tokens=99)
         says(caught, f"sample 0: {name} has", "as of several samples in one row")

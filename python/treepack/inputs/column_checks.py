@@ -86,8 +86,9 @@ def has_second_mask(columns: Inputs) -> bool:
 
 
 def packed_rows(name: str, values: Array, ids: Array) -> str | None:
-    """What to say of a column of another length than the ids whose values are lengths or offsets of packed rows."""
-    suspect = Suspect(name)
+    """What to say of a column of another length than the ids whose name and values are those of lengths or offsets of
+    packed rows."""
+    suspect = Suspect(name, masked=True)
     if (array := candidate(values)) is not None:
         suspect.look(array, ids)
     if suspect.found not in ("lengths", "offsets"):

@@ -30,7 +30,7 @@ MASK_NAMES = frozenset(
 _POSITIONS = frozenset(["pos", "position", "positions"])
 _PACKED = frozenset(
     f"{what}{many}"
-    for what in ("seq", "seqlen", "sequence", "doc", "document", "seg", "segment", "sample", "pack")
+    for what in ("seq", "seqlen", "sequence", "doc", "document", "seg", "segment", "pack")
     for many in ("", "s")
 ) | {"cu", "packed", "packing"}
 #: A prompt of fewer tokens may stand at the front of a completion by chance.
@@ -131,7 +131,7 @@ class Suspect:
         steps = np.diff(values)
         if look == "segments":
             fits = len(values) == len(ids) and values[0] in (0, 1) and bool(((steps == 0) | (steps == 1)).all())
-            return fits, bool(steps.any())
+            return fits, bool(steps.any() and not steps.all())
         if look == "offsets":
             fits = values[0] == 0 and values[-1] == len(ids) and bool((steps >= 0).all())
             return bool(fits), len(values) > 2

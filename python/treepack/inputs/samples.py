@@ -175,7 +175,7 @@ def _check_rows(values: list[Any], name: str, tokens: list[int], ids: Sequence[A
     hint = "; every token has one, those of the prompt too (0, say)" if has < wanted else ""
     if has == 1 and name not in (MASK, COUNTS):
         hint = "; a value for the whole sample is a number, not a list of one"
-    if ids and i == 0 and (packed := column_checks.packed_rows(name, values[i], ids[i])) is not None:
+    if ids and (packed := column_checks.packed_rows(name, values[i], ids[i])) is not None:
         hint = f"; {packed}"
     shown = "1 row" if has == 1 else f"{has} rows"
     raise Where(name, i).error(f"has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")

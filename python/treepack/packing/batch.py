@@ -80,10 +80,10 @@ def pack(
     reader = _readers.of(samples)
     borrowed = reader.borrow(samples, lambda ready, formats: _core.pack_ready(ready, formats, keywords))
     if borrowed is not None:
-        return Packed(*borrowed, options, start)
+        return Packed(*borrowed, options, start, per_token, per_sample)
     columns = reader.read(samples, per_token, per_sample)
     suspects = {} if isinstance(samples, Inputs) else column_checks.check(columns)
     core = _core.pack(columns, keywords)
     if not suspects and not column_checks.has_second_mask(columns):
         reader.learn(columns, column_checks.looked_at(columns))
-    return Packed(core, columns.formats, options, start)
+    return Packed(core, columns.formats, options, start, per_token, per_sample)
