@@ -21,6 +21,8 @@ FORMS = {
 _NEEDED = {"pair": FORMS["pair"], "ids": ("input_ids",), "chat": ("messages",), "dialogue": FORMS["dialogue"][:2]}
 #: Forms that need a tokenizer.
 CHATS = ("chat", "dialogue")
+#: Columns that a row may lack: null says the same.
+MAY_LACK = ("tools",)
 #: Columns of token ids.
 IDS = ("input_ids", "prompt_ids", "completion_ids")
 #: Columns without which the ids of a sample, or what of it is trained, cannot be made.
@@ -45,10 +47,10 @@ def form_of(found: Mapping[str, str]) -> str:
 
 
 def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Name in a file -> canonical name, of the columns that say what is trained or merged and that `resolve` did not
-    find, where it looked. A later line or file that has one is not like the first."""
+    """Name in a file -> canonical name, of the columns that say what is trained or merged, or what a chat is about, and
+    that `resolve` did not find, where it looked. A later line or file that has one is not like the first."""
     if form_of(found) in CHATS:
-        return {}
+        return {name: "tools" for name in USUAL["tools"] if "tools" not in found and "tools" not in given}
     wanted = [name for name in _TELLING if name not in found and name not in given]
     if "completion_mask" in found:
         wanted = [name for name in wanted if name != "labels"]

@@ -16,7 +16,7 @@ from .chat import ChatEncoder
 from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
-from .names import CHATS, NEEDED, form_of, has_chat, resolve, unexpected
+from .names import CHATS, MAY_LACK, NEEDED, form_of, has_chat, resolve, unexpected
 from .nested import Nested, chats_in, unfold
 from .samples import build
 from .source import Chunk, ReadError, Source
@@ -101,7 +101,8 @@ class Rollouts:
                 continue
             where = f"{source.path}, {source.unit}"
             watched = [name for name in watch.columns if name in source.names]
-            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, watched):
+            optional = [*watched, *(name for known, name in wanted.items() if known in MAY_LACK)]
+            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, optional):
                 start = 0
                 batch = build(chunk, wanted, where, self._encode, self._apart)
                 watch.look(chunk, where, batch)
