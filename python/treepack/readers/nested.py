@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import shapes
+from .lazy import Column
 from .messages import decoded
-from .paths import Path, expand, is_path, parse
+from .paths import Path, expand, is_path, parse, take
 from .source import Chunk, ReadError, ReadWarning, Source
 
 
@@ -45,10 +46,15 @@ class Nested:
         needed = {path.column for name, path in paths.items() if name not in optional}
         out, seen, without = _Filling(names), 0, []
         for chunk in self.source.chunks(columns, samples, 0, [name for name in columns if name not in needed]):
+            whole = {name: taken for name, path in paths.items() if (taken := _taken(chunk, path)) is not None}
+            rest = {name: path for name, path in paths.items() if name not in whole}
+            needed_whole = {path.column for path in rest.values()}
             for at, number in enumerate(chunk.numbers):
-                row = {name: values[at] for name, values in chunk.columns.items()}
-                found = False
-                for place, values in expand(row, paths, f"{self.path}, {self.unit} {number}", self._ids):
+                where, found = f"{self.path}, {self.unit} {number}", False
+                row = {name: values[at] for name, values in chunk.columns.items() if name in needed_whole}
+                held = {name: values[at] for name, values in whole.items()}
+                held |= {name: take(row, path, where) for name, path in rest.items()}
+                for place, values in expand(held, paths, where, self._ids):
                     found = True
                     seen += 1
                     if seen <= start:
@@ -72,6 +78,12 @@ class Nested:
         lists = ", ".join(dict.fromkeys(path.text.rsplit("[]", 1)[0] for path in paths.values() if path.lists))
         text = f"{self.path}: {len(without)} rows hold no samples, the first is {self.unit} {without[0]}: {lists} is"
         warnings.warn(f"{text} empty", ReadWarning, stacklevel=2)
+
+
+def _taken(chunk: Chunk, path: Path) -> list[Any] | None:
+    """What a path leads to in all rows of a chunk, where the column can tell at once."""
+    column = chunk.columns.get(path.column)
+    return column.at(path.steps) if isinstance(column, Column) else None
 
 
 class _Filling:
