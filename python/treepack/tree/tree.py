@@ -337,7 +337,7 @@ class PackedTree(Generic[Array]):
         else:
             with to_stay():
                 buffer = buffer.to(device)
-        moved = PackedTree[Any](buffer, fields, self._formats, self._disagreements)
+        moved: PackedTree[Any] = PackedTree(buffer, fields, self._formats, self._disagreements)
         moved._origin = origin
         return moved
 
