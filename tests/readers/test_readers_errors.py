@@ -49,6 +49,14 @@ GOOD = {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1], "advantage": 1.0}
         ({"input_ids": [1, 2, 2**70]}, "FILE, line 3: input_ids[2] is 1180591620717411303424; token ids"),
         ({"input_ids": [[1, 2], [3]]}, "FILE, line 3: input_ids is ragged"),
         ({"completion_mask": [0, 1]}, "FILE, line 3: completion_mask has 2 values; needed is one for each of the 3"),
+        (
+            {"completion_mask": [[0], [1], [1]]},
+            "FILE, line 3: completion_mask has shape (3, 1); one number for each tok",
+        ),
+        (
+            {"advantage": [1e39, 0, 0]},
+            "FILE, line 3: advantage holds 1e+39, and Python floats become float32, up to 3.4e",
+        ),
         ({"completion_mask": [0, 2, 1]}, "FILE, line 3: completion_mask[1] is 2; allowed are 0 (context) and 1"),
         ({"completion_mask": [0.0, 0.5, 1.0]}, "FILE, line 3: completion_mask has dtype float32; allowed are"),
         ({"completion_mask": 1}, "FILE, line 3: completion_mask has the value 1; needed is one for each of the 3"),

@@ -142,6 +142,19 @@ def test_the_same_tokens_from_every_format(tmp_path, write):
     assert runs == [[find, f"ok{end}"], [book], [f"ok{end}"]]
 
 
+def test_tools_in_some_lines(tmp_path):
+    """A line without tools has none; where the first line has none and a later one does, they would be lost."""
+    folder = tiny.letters(tmp_path / "tokenizer", tiny.CHATML)
+    bare = {"messages": ROWS[2]["messages"]}
+    (first, second) = next(open_rollouts(jsonl(tmp_path, [ROWS[0], bare]), tokenizer=folder).batches())
+    assert "find" in tiny.trained(folder, first)[0]
+    assert tiny.trained(folder, second)[0] == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
+    path = jsonl(tmp_path, [bare, ROWS[0]])
+    with pytest.raises(ReadError, match=r"line 2: it has 'tools', which the first line has not; .* --column tools="):
+        list(open_rollouts(path, tokenizer=folder).batches())
+    assert len(next(open_rollouts(path, tokenizer=folder, columns={"tools": ""}).batches())) == 2
+
+
 # --- by eye ---------------------------------------------------------------------------------------------------------
 
 

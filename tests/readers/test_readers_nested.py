@@ -2,6 +2,8 @@
 the answer alone is trained. The rows are ours; the names of their fields are those of the tools that write them."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -287,6 +289,68 @@ def test_columns_of_lists_of_skyrl(tmp_path, format):
     assert got[0]["reward"].tolist() == [0, 0, 3, 4]
 
 
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_traces_of_verifiers(tmp_path, format):
+    """Messages that form a tree, each with the tokens that it adds: a sample for each leaf; what branches share is
+    trained once. Log-probs are those of sampled tokens alone."""
+
+    def node(parent, ids, mask=(), log_probs=(), **more):
+        said = {"role": "user", "content": "x"}
+        held = {"parent": parent, "message": said, "sampled": bool(mask), "token_ids": ids}
+        return held | {"mask": [bool(on) for on in mask] or [False] * len(ids), "logprobs": list(log_probs), **more}
+
+    nodes = [
+        node(None, [1, 2]),
+        node(0, [7, 3, 4], [0, 1, 1], [-0.5, -0.25]),
+        node(1, [5]),
+        node(2, [7, 6], [0, 1], [-1.0]),
+        node(1, [8, 9]),
+        node(4, [7, 7], [0, 1], [-2.0]),
+    ]
+    rows = [
+        {
+            "id": "e",
+            "traces": [
+                {"id": "t", "nodes": nodes, "stop_condition": "x"},
+                {"id": "u", "nodes": nodes[:2], "stop_condition": "x"},
+            ],
+        }
+    ]
+    expected = [
+        {
+            "input_ids": [1, 2, 7, 3, 4, 5, 7, 6],
+            "completion_mask": [0, 0, 0, 1, 1, 0, 0, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25, 0, 0, -1.0],
+        },
+        {
+            "input_ids": [1, 2, 7, 3, 4, 8, 9, 7, 7],
+            "completion_mask": [0, 0, 0, 0, 0, 0, 0, 0, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25, 0, 0, 0, -2.0],
+        },
+        {
+            "input_ids": [1, 2, 7, 3, 4],
+            "completion_mask": [0, 0, 0, 1, 1],
+            "old_log_probs": [0, 0, 0, -0.5, -0.25],
+        },
+    ]
+    path = write(tmp_path, format, rows)
+    close(read(path), expected)
+    assert open_rollouts(path).columns["input_ids"] == "traces[].nodes[].token_ids"
+    (tree,) = treepack.pack(read(path), max_tokens=64)
+    assert tree.num_tokens == 2 + 3 + 3 + 4
+    for change, says in (
+        ({"parent": 5}, "traces[0].nodes[3]: parent is 5; null, or the number of an earlier one, 0 to 2, is needed"),
+        (
+            {"logprobs": [1.0, 2.0, 3.0]},
+            "traces[0].nodes[3]: logprobs has 3 values; needed is one for each of its 2 tokens",
+        ),
+        ({"mask": [True]}, "traces[0].nodes[3]: mask has 1 values; needed is one for each of its 2 tokens"),
+    ):
+        broken = [*nodes[:3], nodes[3] | change, *nodes[4:]]
+        text = message(tmp_path, [rows[0], rows[0] | {"traces": [{"id": "t", "nodes": broken, "stop_condition": "x"}]}])
+        assert text.startswith(f"FILE, line 2, {says}")
+
+
 def test_whole_samples_in_lists(tmp_path):
     """A group of rollouts in a row, and a batch as a dict of lists."""
     group = {
@@ -449,3 +513,36 @@ def test_rows_without_steps(tmp_path):
     with pytest.warns(ReadWarning, match=r"2 rows hold no samples, the first is line 2: trajectory is empty"):
         got = read(write(tmp_path, "jsonl", rows))
     close(got, EXPECTED)
+
+
+def test_the_table_of_the_page(tmp_path):
+    """Every shape that docs/cli.md names is found in a row that has those paths and nothing else."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table = re.search(r"\| rows of \| ids of the prompt .*?\n\n", page, re.DOTALL)[0].splitlines()[2:]
+    checked = 0
+    for line in filter(None, table):
+        prompts, answers = (re.findall(r"`([^`]+)`", cell) for cell in line.strip("| ").split("|")[-2:])
+        for number, answer in enumerate(answers):
+            row, expected = {}, {}
+            if prompts:
+                put(row, prompts[number], [1, 2])
+                expected["prompt_ids"] = prompts[number]
+            put(row, answer, [3])
+            expected["completion_ids" if prompts else "input_ids"] = answer
+            opened = open_rollouts(write(tmp_path, "jsonl", [row]))
+            assert {name: at for name, at in opened.columns.items() if name.endswith("_ids")} == expected
+            ((one, *_),) = opened.batches()
+            assert one["input_ids"].tolist() == ([1, 2, 3] if prompts else [3])
+            checked += 1
+    assert checked == 10
+
+
+def put(row, path, ids):
+    """Make a row have ids at a path."""
+    *steps, last = path.split(".")
+    for step in steps:
+        name = step.removesuffix("[]")
+        row = row.setdefault(name, [{}] if step.endswith("[]") else {})
+        row = row[0] if isinstance(row, list) else row
+    value = [[-0.5, token, "x"] for token in ids] if last.endswith("token_logprobs") else ids
+    row[last.removesuffix("[]")] = [value] if last.endswith("[]") else value

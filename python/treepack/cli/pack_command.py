@@ -22,8 +22,8 @@ from .inspect_command import columns_of
 from .terminal import counted, printable
 
 if TYPE_CHECKING:
-    from ..offline.files import Pairs
     from ..offline.manifest import Manifest
+    from ..offline.pair_files import Pairs
     from ..offline.writer import Progress
     from ..readers import Rollouts
 
@@ -59,7 +59,8 @@ def pack(
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where a column is: input_ids=my_tokens, prompt_ids=steps[].prompt."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in the folder.")] = False,

@@ -42,7 +42,9 @@ def _file_table(numbers: dict[str, Any]) -> Table:
     table.add_column()
     samples, windows = numbers["samples"], numbers["windows"]
     mean = numbers["raw_tokens"] / samples
+    pairs = [("pairs", numbers["pairs"], "chosen and rejected lie in one tree")] if numbers.get("pairs") else []
     rows = [
+        *pairs,
         ("samples", samples, f"up to {numbers['limit']:,} were asked for" if numbers["limit"] else ""),
         ("raw tokens", numbers["raw_tokens"], f"{mean:,.0f} a sample, the longest has {numbers['longest_sample']:,}"),
         ("loss terms", numbers["loss_terms"], "packing merges none"),

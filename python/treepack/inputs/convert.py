@@ -63,10 +63,22 @@ def _as_numpy(value: Any, where: Where) -> Array:
         # An empty list says nothing of its dtype.
         return array.astype(np.int64)
     if array.dtype == np.float64 and not isinstance(value, np.generic):
-        return array.astype(np.float32)
+        return _to_float32(array, where)
     if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
         raise where.error(f"holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
     return array
+
+
+def _to_float32(array: Array, where: Where) -> Array:
+    """Python floats as float32; PackError for one that is too large for it."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32)
+    except FloatingPointError:
+        largest = array[np.isfinite(array)][np.abs(array[np.isfinite(array)]).argmax()]
+        raise where.error(
+            f"holds {largest}, and Python floats become float32, up to 3.4e38; give an array of float64"
+        ) from None
 
 
 def _no_numbers(array: Array) -> str:
@@ -207,7 +219,7 @@ def _stack(values: Any, where: Where) -> Array:
         kinds = set(map(type, values))
     array = np.asarray(values)
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
-        array = array.astype(np.float32)
+        array = _to_float32(array, where)
     if array.dtype.kind == "O":
         largest = max(range(array.size), key=lambda i: abs(array[i])) if array.ndim == 1 else None
         raise Where(where.column, largest).error("holds an integer that does not fit into 64 bits")

@@ -34,7 +34,7 @@ _PACKED = frozenset(
     for many in ("", "s")
 ) | {"cu", "packed", "packing"}
 #: A prompt of fewer tokens may stand at the front of a completion by chance.
-_CHANCE = 4
+CHANCE = 4
 
 
 def candidate(value: Any) -> Array | None:
@@ -183,7 +183,7 @@ def pairing(rows: Iterable[tuple[Array, Array]], half: Literal["prompt", "comple
     whole = apart = 0
     for ids, part in rows:
         if holds(ids, part, half):
-            whole += len(part) >= _CHANCE
+            whole += len(part) >= CHANCE
         else:
             apart += 1
     return "whole" if not apart else "mixed" if whole else "apart"

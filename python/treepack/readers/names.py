@@ -21,6 +21,8 @@ FORMS = {
 _NEEDED = {"pair": FORMS["pair"], "ids": ("input_ids",), "chat": ("messages",), "dialogue": FORMS["dialogue"][:2]}
 #: Forms that need a tokenizer.
 CHATS = ("chat", "dialogue")
+#: Columns that a row may lack: null says the same.
+MAY_LACK = ("tools",)
 #: Columns of token ids.
 IDS = ("input_ids", "prompt_ids", "completion_ids")
 #: Columns without which the ids of a sample, or what of it is trained, cannot be made.
@@ -45,10 +47,10 @@ def form_of(found: Mapping[str, str]) -> str:
 
 
 def unexpected(found: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Name in a file -> canonical name, of the columns that say what is trained or merged and that `resolve` did not
-    find, where it looked. A later line or file that has one is not like the first."""
+    """Name in a file -> canonical name, of the columns that say what is trained or merged, or what a chat is about, and
+    that `resolve` did not find, where it looked. A later line or file that has one is not like the first."""
     if form_of(found) in CHATS:
-        return {}
+        return {name: "tools" for name in USUAL["tools"] if "tools" not in found and "tools" not in given}
     wanted = [name for name in _TELLING if name not in found and name not in given]
     if "completion_mask" in found:
         wanted = [name for name in wanted if name != "labels"]
@@ -96,6 +98,8 @@ def resolve(
     found |= {canonical: name for canonical, name in given.items() if name}
     form = _form(path, names, found, given, tokenizer)
     dropped = {name for used in FORMS.values() for name in used}.difference(FORMS[form])
+    if form == "ids":  # whole samples, and a half that tells what of them is trained
+        dropped.difference_update(half for half in ("prompt_ids", "completion_ids") if given.get(half))
     if form == "pair":  # counts of a server, which its prompt and answer are checked against
         dropped.difference_update(name for name in ("prompt_length", "response_length") if name in given)
     if form == "chat" and "prompt_messages" not in given:

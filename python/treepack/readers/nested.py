@@ -60,6 +60,7 @@ class Nested:
                     without.append(number)
             if out.numbers:  # not later: the next chunk takes the place of this one
                 yield out.take()
+        self.size = seen
         if without:
             self._tell(without, paths)
 

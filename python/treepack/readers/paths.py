@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from .branches import as_branches
 from .messages import decoded
 from .source import ReadError, kind
 
@@ -111,7 +112,7 @@ def _take(value: Any, path: Path, first: int, where: str, place: str) -> Any:
 
 
 def _items(value: Any, lists: int, path: Path, rest: int, where: str, place: str) -> Any:
-    value = decoded(value)
+    value = as_branches(decoded(value), f"{where}{place}")
     if value is None:
         return None
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):

@@ -16,7 +16,7 @@ from .chat import ChatEncoder
 from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
-from .names import CHATS, NEEDED, form_of, has_chat, resolve, unexpected
+from .names import CHATS, MAY_LACK, NEEDED, form_of, has_chat, resolve, unexpected
 from .nested import Nested, chats_in, unfold
 from .samples import build
 from .source import Chunk, ReadError, Source
@@ -37,6 +37,7 @@ class Rollouts:
         account: ColumnAccount,
         watch: Watch,
         all_meant: bool,
+        apart: bool,
     ):
         self.path = path
         self.format = format
@@ -58,6 +59,7 @@ class Rollouts:
         self._encode = encode
         self._terms = Terms(path)
         self._watch = watch
+        self._apart = apart
         self._current = 0
 
     @property
@@ -99,9 +101,10 @@ class Rollouts:
                 continue
             where = f"{source.path}, {source.unit}"
             watched = [name for name in watch.columns if name in source.names]
-            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, watched):
+            optional = [*watched, *(name for known, name in wanted.items() if known in MAY_LACK)]
+            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, optional):
                 start = 0
-                batch = build(chunk, wanted, where, self._encode)
+                batch = build(chunk, wanted, where, self._encode, self._apart)
                 watch.look(chunk, where, batch)
                 if self.all_meant:
                     for sample in batch:
@@ -135,10 +138,12 @@ def open_rollouts(
     """Open rollouts for reading; bounded memory, whatever the size.
 
     Arguments:
-        path: a JSONL file (.jsonl, .ndjson, .json, and with .gz or .zst), a Parquet or NPZ file, a folder of
-            `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of files of one format.
+        path: a JSON file (.jsonl, .ndjson, .json, and with .gz or .zst: an object per line, or one array), a Parquet
+            or NPZ file, a folder of `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of
+            files of one format.
         columns: canonical name -> name in the file, where `readers.USUAL` does not find it; an empty name leaves a
-            column out. Any other canonical name adds a further column.
+            column out. Any other canonical name adds a further column. Where rows hold several samples, a path:
+            "trajectory[].tokens.prompt_ids".
         tokenizer: a tokenizer folder, for chat messages; see `readers.chat.ChatEncoder` for what is trained.
 
     Raises:
@@ -149,31 +154,48 @@ def open_rollouts(
     >>> for samples in rollouts.batches():                                                 # doctest: +SKIP
     ...     packed = treepack.pack(samples, max_tokens=16384)
     """
-    name = os.fspath(path)
+    return open_columns(os.fspath(path), columns or {}, tokenizer, columns or {})
+
+
+def open_columns(
+    name: str,
+    columns: Mapping[str, str],
+    tokenizer: str | None,
+    told: Mapping[str, str],
+    *,
+    elsewhere: Collection[str] = (),
+    apart: bool = False,
+) -> Rollouts:
+    """What `open_rollouts` opens.
+
+    columns: canonical name -> column. told: those of them that a user named. elsewhere: columns that somebody else
+    reads, which are not looked at. apart: a completion that begins with its prompt is refused.
+    """
     format, sources = open_sources(name)
-    told = dict(columns or {})
     head = head_of(sources[0])
     chats = chats_in(head)
-    sources, given = unfold(sources, told, head, tokenizer is not None and has_chat(sources[0].names, chats))
+    sources, given = unfold(sources, columns, head, tokenizer is not None and has_chat(sources[0].names, chats))
     first = sources[0]
     if isinstance(first, Nested):
         head = head_of(first)
     found = resolve(first.path, first.names, given, tokenizer, numbers_in(head), chats)
     found = halves(first.path, first.names, found, given, head)
     _check_alike(sources, found, given)
-    watch = _watched(sources, found, told, head)
+    watch = _watched(sources, found, told, head, elsewhere)
     encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
     fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
     account = account_of(first.names, found, told, head)
     if tokenizer and encode is None:
         account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
-    return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head))
+    return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head), apart)
 
 
-def _watched(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str], head: Chunk) -> Watch:
+def _watched(
+    sources: list[Source], found: Mapping[str, str], given: Mapping[str, str], head: Chunk, elsewhere: Collection[str]
+) -> Watch:
     """What has to be looked at in all rows. ReadError where the first rows of a file, or of the first of several with
     the same columns, tell already."""
-    names = list(dict.fromkeys(name for source in sources for name in source.names))
+    names = list(dict.fromkeys(name for source in sources for name in source.names if name not in elsewhere))
     watch = Watch(found, given, names)
     seen: set[tuple[str, ...]] = set()
     for source in sources:

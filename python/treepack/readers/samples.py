@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..errors import Where
 from ..inputs import convert
 from ..inputs.aliases import USUAL
-from ..inputs.lookalikes import holds, pairing
+from ..inputs.lookalikes import CHANCE, holds, pairing
 from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
 from .names import PER_TOKEN
 from .servers import plain_ids, plain_log_probs
@@ -20,25 +20,29 @@ from .source import Chunk, ReadError, kind
 Array = npt.NDArray[Any]
 Encode = Callable[[Turns, list[Any] | None, str], tuple[Array, Array]]
 
+#: Columns with one number for each token; others may have a row for each.
+_ONE_AXIS = ("completion_mask", "labels", "attention_mask", "sampling_mask_counts")
 LARGEST_ID = 2**31 - 1
 _IDS = f"token ids, integers from 0 to {LARGEST_ID},"
 _SHOWN = 30
 
 
-def build(chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None) -> list[dict[str, Any]]:
+def build(
+    chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None, apart: bool = False
+) -> list[dict[str, Any]]:
     """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: a
-    conversation, its tools and where -> ids and completion mask."""
+    conversation, its tools and where -> ids and completion mask; `apart`: no completion begins with its prompt."""
     out = []
     for i, number in enumerate(chunk.numbers):
         row = {canonical: chunk.columns[name][i] for canonical, name in columns.items()}
-        out.append(_Sample(row, columns, f"{where} {number}", encode).columns())
+        out.append(_Sample(row, columns, f"{where} {number}", encode, apart).columns())
     return out
 
 
 class _Sample:
     """One sample on its way: `row` is what is left to convert."""
 
-    def __init__(self, row: dict[str, Any], names: dict[str, str], where: str, encode: Encode | None):
+    def __init__(self, row: dict[str, Any], names: dict[str, str], where: str, encode: Encode | None, apart: bool):
         self.row, self.names, self.where = row, names, where
         self.mask: Array | None = None
         self.prompt = 0  # tokens of the prompt, where it is known which are
@@ -55,7 +59,7 @@ class _Sample:
                 self._find_response()
         else:
             prompt, completion = self._ids("prompt_ids"), self._ids("completion_ids")
-            self._check_apart(prompt, completion)
+            self._check_apart(prompt, completion, apart)
             self.ids, self.prompt = np.concatenate([prompt, completion]), len(prompt)
             self.mask = _trained_from(len(prompt), len(self.ids))
             self._check_counts()
@@ -142,8 +146,9 @@ class _Sample:
         self.prompt = len(part) if side == "prompt" else size - len(part)
         self.mask = _trained_from(self.prompt, size)
 
-    def _check_apart(self, prompt: Array, completion: Array) -> None:
-        """ReadError for a half that holds the other one, where the names of the two say whole samples."""
+    def _check_apart(self, prompt: Array, completion: Array, apart: bool) -> None:
+        """ReadError for a half that holds the other one, where the names of the two say whole samples; and, `apart`,
+        for any completion that begins with its prompt."""
         names = self.names["prompt_ids"], self.names["completion_ids"]
         usual = USUAL["input_ids"]
         if (names[1] in usual and pairing([(completion, prompt)], "prompt") == "whole" and len(prompt)) or (
@@ -153,6 +158,11 @@ class _Sample:
             raise ReadError(
                 f"{self.where}: {whole} holds {half}, and in the first rows it does not; in all rows of a file they "
                 "are halves, or in none"
+            )
+        if apart and len(prompt) >= CHANCE and holds(completion, prompt, "prompt"):
+            raise ReadError(
+                f"{self.where}: {names[1]} begins with {names[0]}, and in the first rows it does not; with the prompt "
+                "in front it would be there twice"
             )
 
     def columns(self) -> dict[str, Any]:
@@ -217,6 +227,8 @@ class _Sample:
         """A value for each token; one for each token of the response is filled up in front, with what says that the
         prompt is not trained."""
         array = self._convert(name, convert)
+        if array.ndim > 1 and name in _ONE_AXIS:
+            raise self._error(name, f"has shape {array.shape}; one number for each token is needed")
         if array.ndim and len(array) == len(self.ids):
             return array
         if self.prompt and array.ndim and len(array) == len(self.ids) - self.prompt:
@@ -237,7 +249,7 @@ class _Sample:
         if ids:
             value = plain_ids(value)
         elif name.endswith("_log_probs"):
-            value = plain_log_probs(value, self.ids[self.prompt :].tolist())
+            value = plain_log_probs(value, self.ids[self.prompt :])
         hint = "token ids" if ids else "numbers"
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, str):

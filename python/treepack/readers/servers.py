@@ -47,5 +47,5 @@ def _is_triples(value: Any) -> bool:
 
 def _of_token(item: dict[str, Any], token: int) -> Any:
     """The log-prob of a token among those that a server lists at its place."""
-    held = item.get(str(token), item.get(token))  # type: ignore[call-overload]
+    held = item.get(str(token))
     return held.get("logprob") if isinstance(held, dict) else held

@@ -8,12 +8,14 @@ to them (masks, log-probs, rewards) is looked for on the way from the row to the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..inputs.aliases import USUAL
 from ..inputs.lookalikes import holds
+from .branches import as_branches
 from .messages import decoded
 from .paths import is_path
 from .servers import plain_ids
@@ -129,11 +131,14 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
             return
         first = next((item for item in value if item is not None), None) if isinstance(value, list) else None
         if isinstance(first, dict) and "role" not in first:
+            with suppress(ReadError):  # said with file and row when the row is read
+                value = as_branches(value)
             for item in value[:_ITEMS]:
                 yield from _walk(item, f"{path}[]", depth + 1)
             return
         if isinstance(first, list | np.ndarray) and plain_ids(value) is value and _is_per_token(name):
-            yield f"{path}[]", next((item for item in value if item is not None and len(item)), first)
+            inner = [item for item in value if isinstance(item, list | np.ndarray)]
+            yield f"{path}[]", next((item for item in inner if len(item)), first)
             return
     if value is not None:
         yield path, value
@@ -199,7 +204,8 @@ def _with_lists(path: str, answer: str, held: Mapping[str, Any], rows: Sequence[
     column = answer.removesuffix("[]")
     if not answer.endswith("[]") or is_path(path) or not isinstance(held[path], list | np.ndarray):
         return path
-    alike = [len(row[path]) == len(row[column]) for row in rows if row.get(path) is not None and row.get(column)]
+    both = [(row.get(path), row.get(column)) for row in rows]
+    alike = [len(a) == len(b) for a, b in both if isinstance(a, list | np.ndarray) and isinstance(b, list | np.ndarray)]
     return f"{path}[]" if alike and all(alike) else path
 
 
