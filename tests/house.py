@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = """
     errors _optional _version
     _core
-    inputs kernels synthetic
+    inputs synthetic
     tree
     packing attention
     logprobs distributed
