@@ -49,8 +49,10 @@ $(STAMPS)/areal: $(STAMPS)/venv
 	$(PIP) install --no-deps --upgrade --target $(VENV)/areal areal==1.0.4 || echo 'areal 1.0.4 is not to be had here'
 	touch $@
 
-# Triton alone, of each version that the Hopper kernels are tested with: they are compiled for sm_90 without a GPU.
-GLUON_TRITONS := 3.6.0
+# Triton alone, of each version that the kernels are tested with: they are compiled for GPUs that are not here. The oldest
+# and the newest for `make test`; all for `make test-long`.
+TRITONS := 3.6.0 3.9.0
+ALL_TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
 $(STAMPS)/triton-%: $(STAMPS)/venv
 	$(PIP) install --no-deps --upgrade --target $(VENV)/triton-$* triton==$* || echo 'triton $* is not to be had here'
 	touch $@
@@ -81,7 +83,7 @@ test-rust: ## Rust format, clippy and tests; no Python needed
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) test --locked --quiet
 
-test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(GLUON_TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name')
+test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name')
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(STAMPS)/group-lint ## ruff: rules and format
@@ -93,7 +95,7 @@ types: build $(STAMPS)/group-lint $(STAMPS)/group-test $(STAMPS)/torch ## mypy -
 	$(BIN)/mypy --strict python/treepack
 	$(BIN)/python -m mypy.stubtest treepack._core
 
-test-long: build $(STAMPS)/group-test $(STAMPS)/torch ## The property tests with many more cases (minutes)
+test-long: build $(STAMPS)/group-test $(STAMPS)/torch $(ALL_TRITONS:%=$(STAMPS)/triton-%) ## The property tests with many more cases (minutes)
 	PROPTEST_CASES=20000 $(CARGO) test --locked --release --quiet
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(ARGS)
 

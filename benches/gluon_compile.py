@@ -2,7 +2,7 @@
 
     python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 128] [--dtype bf16 fp16] [--json]
 
-Needs Triton alone, of a version that `GLUON_TESTED` in `treepack.kernels.triton_op` names. One line per kernel; exit
+Needs Triton alone, of a version that `TESTED` in `treepack.attention.versions` names. One line per kernel; exit
 code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds
 products that ptxas serialises.
 """
@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import triton
-from triton.backends.compiler import GPUTarget
+from ptxas_report import SHARED_MEMORY, compile_for
 from triton.experimental.gluon._runtime import GluonASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 import source_tree  # noqa: F401
 
-from treepack.kernels import gluon_table
+from treepack.attention.hopper import table as gluon_table
 
-SHARED_MEMORY = 227 * 1024
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 POINTERS = {
     "LSE": "*fp32", "DELTA": "*fp32", "DLSE": "*fp32", "SINKS": "*fp32", "END": "*i32", "LIST_ROWS": "*i32",
@@ -54,22 +50,6 @@ def source(kernel, constants: dict, descriptors: dict, dtype: str) -> GluonASTSo
     return GluonASTSource(kernel, signature, constexprs, attributes)
 
 
-def usage(compiled) -> dict:
-    """Registers, spilled bytes, shared memory, ptxas' warnings about wgmma: the PTX assembled once more, verbosely."""
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder, "kernel.ptx")
-        ptx.write_text(compiled.asm["ptx"])
-        command = [str(ptxas), "-arch=sm_90a", "-v", "-o", str(Path(folder, "out")), str(ptx)]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return {
-        "registers": int(re.search(r"Used (\d+) registers", report).group(1)),
-        "spills": int(re.search(r"(\d+) bytes spill stores", report).group(1)),
-        "shared": compiled.metadata.shared,
-        "warnings": sorted(set(re.findall(r"C7\d\d\d", report))),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", nargs="*", default=["forward", "dkv", "dq"])
@@ -82,13 +62,9 @@ def main() -> int:
     for name, size, dtype, variant in gluon_table.variants(options.kernel, options.size, options.dtype):
         kernel, constants, descriptors = gluon_table.describe(name, size, dtype, variant)
         started = time.time()
-        compiled = triton.compile(
-            source(kernel, constants, descriptors, dtype),
-            target=GPUTarget("cuda", 90, 32),
-            options=gluon_table.OPTIONS,
-        )
-        row = {"kernel": name, "size": size, "dtype": dtype, "variant": variant, **usage(compiled)}
-        row["green"] = row["spills"] <= SPILLS and row["shared"] <= SHARED_MEMORY and not row["warnings"]
+        compiled, usage = compile_for(source(kernel, constants, descriptors, dtype), 90, gluon_table.OPTIONS)
+        row = {"kernel": name, "size": size, "dtype": dtype, "variant": variant, **usage}
+        row["green"] = row["spills"] <= SPILLS and row["shared"] <= SHARED_MEMORY[90] and not row["warnings"]
         green &= row["green"]
         rows.append(row)
         if options.ptx:

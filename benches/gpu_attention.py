@@ -209,8 +209,10 @@ def measure(case: gpu_peers.Case, name: str, dout, want, options):
 
 def tune(case: gpu_peers.Case, size: int, options) -> None:
     """Device time of one kernel over tile sizes."""
+    from treepack.attention import operator as triton_op
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import triton_common, triton_launch, triton_op
+    from treepack.attention.triton import common as triton_common
+    from treepack.attention.triton import launch as triton_launch
 
     tiles = tree_tiles(case.end)
     base = triton_launch.choose_tiles(gpu_peers.flat(case.q))
@@ -245,7 +247,7 @@ FORMS = {"rule": None, "looped": False, "split": True}  # of dK/dV
 
 def parts(case: gpu_peers.Case, size: int, options) -> None:
     """Device time of every kernel of one step, for each implementation and form of dK/dV."""
-    from treepack.kernels import triton_op
+    from treepack.attention import operator as triton_op
 
     dout = torch.randn_like(gpu_peers.flat(case.q))
     leaves = (case.q, case.k, case.v)
@@ -284,7 +286,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--rep", type=int, default=150)
     options = parser.parse_args()
-    from treepack.kernels import tiles, triton_launch
+    from treepack.attention import tiles
+    from treepack.attention.triton import launch as triton_launch
 
     triton_launch.section_override, triton_launch.dkv_section_override = options.section, options.dkv_section
     tiles.MIN_RUN = options.min_run or tiles.MIN_RUN

@@ -23,7 +23,9 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 import source_tree  # noqa: F401
 
-from treepack.kernels import triton_backward, triton_common, triton_forward
+from treepack.attention.triton import backward as triton_backward
+from treepack.attention.triton import common as triton_common
+from treepack.attention.triton import forward as triton_forward
 
 FEATURES = {
     "plain": {},

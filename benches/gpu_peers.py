@@ -46,7 +46,7 @@ def flat(x: Tensor) -> Tensor:
 
 def triton_kernels(case: Case, impl: str = "triton"):
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels.triton_op import on_hopper
+    from treepack.attention.rule import on_hopper
 
     tiles = tree_tiles(case.end)
     held = 4 * len(case.end)
@@ -66,7 +66,7 @@ def triton_plain(case: Case):
 
 def flex(case: Case):
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels.flex import block_mask
+    from treepack.attention.flex import block_mask
 
     # The timing runs one backward pass again and again, which donated buffers do not survive.
     torch._functorch.config.donated_buffer = False
@@ -81,7 +81,7 @@ def flex(case: Case):
 
 def fa4(case: Case):
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import fa4 as module
+    from treepack.attention.fa4 import launch as module
 
     try:
         module.require(case.q, None, None)

@@ -1,6 +1,6 @@
 """A small transformer in plain torch, run once on packed trees and once on each sample alone.
 
-Packed it attends through `treepack.kernels.reference`, alone through torch's causal attention: the two runs share the
+Packed it attends through `treepack.attention.reference`, alone through torch's causal attention: the two runs share the
 weights and nothing else that could hide a mistake. Shapes: N tokens, H query heads, G key heads, D head size.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import treepack
-from treepack.kernels.reference import tree_attention
+from treepack.attention.reference import tree_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # q (N, H, D), k and v (N, G, D) -> (N, H, D)
 

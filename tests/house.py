@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = """
     errors _optional _version
     _core
-    inputs kernels synthetic
+    inputs synthetic
     tree
     packing attention
     logprobs distributed
@@ -37,7 +37,7 @@ PYTHON = """
 """
 RUST = """
     error simd groups tiles
-    samples padding slab
+    samples padding slab memory
     options runs trie arrays arena
     kept_sets
     plan layout

@@ -41,8 +41,8 @@ def make(torch, heads, size, n, layout, generator):
 
 
 def run(torch, tokens, heads, kv_heads, size, padding, options):
+    from treepack.attention import operator as triton_op
     from treepack.attention import tree_attention
-    from treepack.kernels import triton_op
 
     options = dict(options)
     nests = options.pop("nests", None) or forests.random_nests(random.Random(tokens), tokens)
@@ -67,8 +67,9 @@ def operators(torch) -> dict:
     """What torch makes of the two operators: opcheck, one compiled graph for several lengths, both checkpointings."""
     from torch.utils.checkpoint import checkpoint
 
+    from treepack.attention import operator as triton_op
+    from treepack.attention import rule as triton_rule
     from treepack.attention import tree_attention, tree_tiles
-    from treepack.kernels import triton_op
 
     triton_op.split_heads_override = None
     g = torch.Generator().manual_seed(0)
@@ -99,7 +100,7 @@ def operators(torch) -> dict:
     flat = [x.detach().squeeze(0).transpose(0, 1).requires_grad_() for x in tensors]
     sinks = torch.randn(2, generator=g).requires_grad_()
     windowed = (*tiles.lists(128, 9), *tiles.lists(64, 9), *tiles.lists(64, 9, True))
-    arguments = (*flat, sinks, end, tiles.depth(), *windowed, None, None, 0.3, 9, 2.0, triton_op.PLAIN)
+    arguments = (*flat, sinks, end, tiles.depth(), *windowed, None, None, 0.3, 9, 2.0, triton_rule.PLAIN)
     checks = torch.library.opcheck(triton_op.tree_attention_forward, arguments)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return {"different": different, "graphs": graphs, "failed": sum(x != "SUCCESS" for x in checks.values())}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from treepack.kernels import reference
+from treepack.attention import reference
 
 VOCABULARY, WIDTH, HEADS, LONGEST = 16, 8, 2, 64
 

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 import forests  # noqa: E402
 
-from treepack.kernels.reference import tree_attention, tree_depth, tree_mask  # noqa: E402
+from treepack.attention import reference  # noqa: E402
+from treepack.attention.reference import tree_attention, tree_depth, tree_mask  # noqa: E402
 
 #   0 - 1 -+- 2 - 3         two branches under a shared run, a second tree, one row of padding
 #          +- 4 - 5
@@ -196,3 +197,32 @@ def test_errors_name_the_shapes():
         tree_attention(k, k, v, end[:3])
     with pytest.raises(ValueError, match="batch size 2"):
         tree_attention(q.expand(2, 4, 3, 4), k, v, end)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 7},
+        {"softcap": 1.5},
+        {"sinks": True},
+        {"sliding_window": 9, "softcap": 2.0, "sinks": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_both_passes_are_those_of_autograd(options, with_lse):
+    """The equations of docs/kernel.md against autograd, in float64; padding rows among them."""
+    options = dict(options)
+    g = torch.Generator().manual_seed(4)
+    end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(4), 40), padding=3).subtree_end)
+    q, k, v, dout = (torch.randn(43, h, 6, generator=g, dtype=torch.float64) for h in (4, 2, 2, 4))
+    dlse = torch.randn(4, 43, generator=g, dtype=torch.float64) if with_lse else None
+    if options.pop("sinks", False):
+        options["sinks"] = torch.randn(4, generator=g, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = reference.tree_attention(*leaves, end, scale=0.3, return_lse=True, **options)
+    loss = (out * dout).sum() + (0.0 if dlse is None else (lse * dlse).sum())
+    want = [out, lse, *torch.autograd.grad(loss, leaves)]
+    for a, b in zip(reference.both_passes(q, k, v, end, dout, dlse, scale=0.3, **options), want, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-12)

@@ -44,19 +44,21 @@ def kernels(request, monkeypatch):
     """portable: what is asked of `triton` runs on `triton_plain`; hopper: what `triton` runs here by its own rule."""
     form = getattr(request, "param", "hopper")
     if form == "portable":
-        from treepack import attention
+        from treepack.attention import rule as triton_rule
 
-        rule = attention._kernels
-        monkeypatch.setattr(attention, "_kernels", lambda impl, *call: rule("triton_plain", *call))
+        rule = triton_rule.choose
+        monkeypatch.setattr(triton_rule, "choose", lambda impl, *call: rule("triton_plain", *call))
     return form
 
 
 @pytest.fixture(autouse=True)
-def _defaults():
+def _defaults(monkeypatch):
     """Every test starts from the table of tiles and the rule for dK/dV, and ends with the device idle and its memory
-    returned."""
-    from treepack.kernels import triton_launch, triton_op
+    returned. The check of the first use would come between what is counted; it has tests of its own."""
+    from treepack.attention import operator as triton_op
+    from treepack.attention.triton import launch as triton_launch
 
+    monkeypatch.setenv("TREEPACK_SELF_CHECK", "0")
     yield
     triton_launch.tiles_override = triton_op.split_heads_override = None
     torch.cuda.synchronize()

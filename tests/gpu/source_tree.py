@@ -1,4 +1,4 @@
-"""Importing this makes `treepack.attention` and `treepack.kernels` importable from the checkout where the native
+"""Importing this makes `treepack.attention` importable from the checkout where the native
 extension is not built.
 
 The GPU scripts need no packer: they run from a bare copy of the sources. An installed treepack is used as it is.

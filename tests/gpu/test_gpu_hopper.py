@@ -11,10 +11,13 @@ import torch
 from compare import check, evaluate, leaves, random_tree, tree
 
 from treepack.attention import TreeTiles, tree_attention, tree_tiles
-from treepack.kernels import triton_op
+from treepack.attention import operator as triton_op
+from treepack.attention import rule as triton_rule
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or bool(triton_op.VERSION_OBJECTION),
+    not torch.cuda.is_available()
+    or torch.cuda.get_device_capability() != (9, 0)
+    or bool(triton_rule.version_objection()),
     reason="needs an H100 or H200, and a Triton that the Hopper kernels were tested with",
 )
 
@@ -26,7 +29,7 @@ def attend(end, impl="gluon", **options):
 @pytest.fixture
 def launches(monkeypatch) -> list[str]:
     """The Hopper kernels that ran, by name."""
-    from treepack.kernels import gluon_launch
+    from treepack.attention.hopper import launch as gluon_launch
 
     ran: list[str] = []
     original = gluon_launch._Kernel.launch
@@ -90,12 +93,26 @@ def test_gluon_says_what_it_does_not_take(change, message):
         evaluate(attend(random_tree(200), **change), tensors)
 
 
-def test_an_untested_triton_is_named(monkeypatch):
-    monkeypatch.setattr(triton_op, "VERSION_OBJECTION", triton_op.version_objection("3.99.1"))
+def test_an_untested_triton_runs_the_portable_kernels(monkeypatch, launches):
+    monkeypatch.setattr(triton_rule.triton, "__version__", "3.99.1")
+    triton_rule._say.cache_clear()
     end, tensors = random_tree(100), leaves(100, 4, 2, 64)
-    with pytest.raises(RuntimeError, match=r'tested with Triton .*, this is 3\.99\.1; impl="triton_plain" runs'):
-        tree_attention(*tensors, subtree_end=end)
-    evaluate(attend(end, "triton_plain"), tensors)
+    with pytest.warns(RuntimeWarning, match=r"tested with Triton .*, this is 3\.99\.1: pin torch"):
+        check(end, tensors)
+    assert launches == []
+    with pytest.raises(RuntimeError, match=r'impl="gluon" cannot run here: .* this is 3\.99\.1'):
+        tree_attention(*tensors, subtree_end=end, impl="gluon")
+
+
+def test_the_launch_of_triton_itself(monkeypatch):
+    """What runs where a launch is not as known gives the same bits."""
+    from treepack.attention.hopper import launch as gluon_launch
+
+    assert gluon_launch.KNOWN
+    end, tensors = random_tree(700, padding=30), leaves(730, 8, 2, 64)
+    want = evaluate(attend(end), tensors)
+    monkeypatch.setattr(gluon_launch, "KNOWN", False)
+    assert all(torch.equal(a, b) for a, b in zip(evaluate(attend(end), tensors), want, strict=True))
 
 
 @pytest.mark.parametrize("size", [64, 128])
@@ -133,7 +150,7 @@ def test_layouts_at_odd_lengths(size, layout):
 def test_who_computes_an_item_does_not_change_its_bits(monkeypatch, size):
     """One program that walks every item (each ring wraps at every phase), seven, more than there are items; one
     group of heads side by side, or two."""
-    from treepack.kernels import gluon_launch
+    from treepack.attention.hopper import launch as gluon_launch
 
     end = tree([*forests.agent(2, 5, 700, 150), (3, [(1, []), (200, [])])], padding=300)
     tensors = [x.detach() for x in leaves(len(end), 8, 2, size)]
@@ -203,7 +220,7 @@ def test_scored_under_inference_mode_then_trained():
 
 def test_first_calls_from_several_threads():
     """Triton shows a kernel to other threads before it is loaded."""
-    from treepack.kernels import gluon_launch
+    from treepack.attention.hopper import launch as gluon_launch
 
     end, tensors = tree_tiles(random_tree(700)), [x.detach() for x in leaves(700, 4, 2, 128)]
     want = tree_attention(*tensors, end, impl="gluon")

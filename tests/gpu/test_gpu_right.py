@@ -14,8 +14,8 @@ from compare import check, evaluate, leaves, random_tree, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from treepack.attention import tree_attention
-from treepack.kernels import reference, triton_op
+from treepack.attention import operator as triton_op
+from treepack.attention import reference, tree_attention
 
 pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
 

@@ -9,8 +9,9 @@ import torch
 from compare import check, evaluate, leaves, random_tree, tree
 from torch.utils.checkpoint import checkpoint
 
-from treepack.attention import tree_attention, tree_tiles
-from treepack.kernels import reference, triton_op
+from treepack.attention import operator as triton_op
+from treepack.attention import reference, tree_attention, tree_tiles
+from treepack.attention import rule as triton_rule
 
 pytestmark = pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
 
@@ -94,7 +95,8 @@ def test_guard_regions(monkeypatch, size, layout):
 def test_one_compilation_for_all_lengths(kernels):
     import triton
 
-    from treepack.kernels import gluon_launch, triton_launch
+    from treepack.attention.hopper import launch as gluon_launch
+    from treepack.attention.triton import launch as triton_launch
 
     size = 64 if kernels == "hopper" else 32
     for module in (gluon_launch, triton_launch):  # forget what was compiled, as in a fresh process
@@ -134,7 +136,7 @@ def test_operators():
     tiles = tree_tiles(end)
     sinks = torch.randn(4, device="cuda", requires_grad=True)
     lists = (*tiles.lists(128), *tiles.lists(64), None, None, tiles.schedule(), tiles.dkv_items(4, 2))
-    plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_op.AUTO)
+    plain = (q, k, v, None, end, None, *lists, 0.125, 0, 0.0, triton_rule.AUTO)
     every = (
         q,
         k,
@@ -150,7 +152,7 @@ def test_operators():
         0.125,
         50,
         2.0,
-        triton_op.PLAIN,
+        triton_rule.PLAIN,
     )
     for arguments in (plain, every):
         # A bfloat16 kernel is compared with itself here, so the tolerance may be loose.

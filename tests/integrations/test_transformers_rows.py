@@ -1,6 +1,7 @@
 """Models that are right on some trees only: rotary embeddings that follow the longest sample of a row, and images."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import treepack
 from treepack import term_log_probs
 from treepack.integrations.transformers import check_model, model_inputs
 from treepack.integrations.transformers.checks.layers import check_attention_config
-from treepack.integrations.transformers.checks.tree import ROW_CHECKED, check_tree, row_is_short
+from treepack.integrations.transformers.checks.tree import check_tree, row_is_short
 
 SCALED = {
     "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0, 4.0, 8.0, 16.0]},
@@ -104,7 +105,7 @@ def test_a_plain_call_has_seen_no_tree(kind):
         model(**model_inputs(one_tree()))
     layer = model.model.layers[0].self_attn
     check_attention_config(
-        layer, layer.config.sliding_window if kind == "longrope" else None, False, {ROW_CHECKED: True}
+        layer, layer.config.sliding_window if kind == "longrope" else None, False, SimpleNamespace(row_checked=True)
     )
     assert model(**model_inputs(one_tree(), model=model)).logits.isfinite().all()
     with pytest.raises(ValueError, match=f"has {kind} rotary"):

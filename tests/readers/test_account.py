@@ -177,6 +177,40 @@ def test_a_column_that_some_lines_lack(tmp_path):
     assert "line 4: column 'zork' is not read" in message(jsonl(tmp_path, *rows, {"input_ids": IDS, "zork": MASK}))
 
 
+def test_a_column_that_comes_up_in_a_later_line(tmp_path):
+    plain, later = {"input_ids": IDS}, {"input_ids": IDS, "zork": MASK}
+    for rows in ([plain, later], [plain] * 200 + [later]):
+        path = jsonl(tmp_path, *rows)
+        assert f"line {len(rows)}: column 'zork' is not read, and its values are 0 and 1" in message(path)
+        assert len(terms(path, columns={"zork": ""})) == 5 * len(rows)
+    fine = {"input_ids": IDS, "zork": [0, 0, 1, 1, 2, 2], "note": "x", "reward": 1.0}
+    assert len(terms(jsonl(tmp_path, plain, fine, later))) == 15  # turns, of which a line before has three
+    masked = {"input_ids": IDS, "completion_mask": [0, 0, 1, 1, 1, 1]}
+    path = jsonl(tmp_path, masked, masked | {"tool_mask": MASK})
+    assert "line 2: completion_mask and tool_mask disagree on token 3" in message(path)
+    assert len(terms(jsonl(tmp_path, masked, masked | {"tool_mask": masked["completion_mask"]}))) == 8
+
+
+def test_padding_is_cut_before_a_look(tmp_path):
+    real = [0, 0, 1, 1, 1, 1, 0]
+    row = {"input_ids": [0, 0, 10, 11, 12, 13, 0], "attention_mask": real, "position_ids": [1, 1, 0, 1, 2, 3, 1]}
+    assert len(terms(jsonl(tmp_path, row))) == 3
+    row |= {"completion_mask": [0, 0, 0, 0, 1, 1, 0], "tool_mask": [1, 0, 0, 0, 1, 1, 1]}
+    assert len(terms(jsonl(tmp_path, row))) == 2
+    row["tool_mask"][5] = 0
+    assert "completion_mask and tool_mask disagree on token 3, 1 and 0" in message(jsonl(tmp_path, row))
+
+
+def test_a_second_mask_in_some_files(tmp_path):
+    masked = {"input_ids": IDS, "completion_mask": [0, 0, 1, 1, 1, 1]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(masked | {"tool_mask": masked["completion_mask"]}))
+    (tmp_path / "b.jsonl").write_text(json.dumps(masked))
+    assert len(terms(tmp_path)) == 8
+    (tmp_path / "c.jsonl").write_text(json.dumps(masked | {"tool_mask": MASK}))
+    with pytest.raises(ReadError, match=r"c\.jsonl, line 1: completion_mask and tool_mask disagree on token 3"):
+        terms(tmp_path)
+
+
 def test_another_file_of_a_folder(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"input_ids": IDS}))
     (tmp_path / "b.jsonl").write_text(json.dumps({"input_ids": IDS, "zork": MASK}))

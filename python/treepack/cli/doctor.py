@@ -190,12 +190,12 @@ def _kernel(torch: Any, impl: str) -> Kernel:
     end = torch.arange(1, 9, dtype=torch.int32, device=device)
     try:
         if impl == "fa4":
-            from ..kernels.fa4 import require
+            from ..attention.fa4.launch import require
 
             require(q, None, None)
             return Kernel(impl, True, _SLOW_TO_COMPILE)
         if impl == "flex" and gpu:
-            importlib.import_module("treepack.kernels.flex")
+            importlib.import_module("treepack.attention.flex")
             return Kernel(impl, True, _SLOW_TO_COMPILE)
         with warnings.catch_warnings():  # flex says that it is slow without a GPU, and so do we
             warnings.simplefilter("ignore")

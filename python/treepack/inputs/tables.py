@@ -26,9 +26,9 @@ def rows_of(samples: Any) -> Rows | None:
     return None if columns is None else _of_columns(columns)
 
 
-def columns_of(table: Any) -> dict[str, list[Any]] | None:
+def columns_of(table: Any, other: Callable[[Any], list[Any]] | None = None) -> dict[str, list[Any]] | None:
     """The columns of a pandas DataFrame or a pyarrow Table or RecordBatch, a value for each row, numbers in their own
-    dtype; None for anything else.
+    dtype; None for anything else. `other`: what is made of Arrow columns that are no lists of numbers.
 
     Raises PackError where two columns have one name.
     """
@@ -38,7 +38,7 @@ def columns_of(table: Any) -> dict[str, list[Any]] | None:
         columns = [[_plain(value) for value in table.iloc[:, at].to_numpy()] for at in range(len(names))]
     elif module == "pyarrow" and hasattr(table, "column_names"):
         names = list(table.column_names)
-        columns = [arrow_values(table.column(at)) for at in range(len(names))]
+        columns = [arrow_values(table.column(at), other=other or _numbers_or_python) for at in range(len(names))]
     else:
         return None
     for name in names:

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kernels.triton_common import tanh
+from ..attention.triton.common import tanh
+from ..attention.versions import COMPILE
 
 _COLUMNS = 2048
 
@@ -101,7 +102,7 @@ def add_sums(
     with torch.cuda.device(logits.device if logits.is_cuda else -1):
         _sums_kernel[(rows,)](
             logits, top, total, weighted, columns, scale, softcap or 1.0, 1.0 / temperature, CAP=softcap > 0,
-            ENTROPY=entropy, BLOCK=_COLUMNS, num_warps=8)  # fmt: skip
+            ENTROPY=entropy, BLOCK=_COLUMNS, num_warps=8, **COMPILE)  # fmt: skip
 
 
 def logit_gradient(
@@ -122,5 +123,5 @@ def logit_gradient(
         _gradient_kernel[(rows, triton.cdiv(columns, _COLUMNS))](
             logits, out, lse, g_lse, entropy if wanted else lse, g_entropy if wanted else lse, cu, target, g, columns,
             first, scale, softcap or 1.0, 1.0 / temperature, CAP=softcap > 0, ENTROPY=wanted, BLOCK=_COLUMNS,
-            num_warps=8)  # fmt: skip
+            num_warps=8, **COMPILE)  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,11 +109,12 @@ class Watch:
     def __init__(self, found: Mapping[str, str], given: Mapping[str, str], names: Collection[str]):
         self._found = dict(found)
         self._masked = any(mask in found for mask in _MASKS)
-        chat = form_of(found) in CHATS  # how a template cuts tokens is not known to what was stored for each token
+        self._chat = form_of(found) in CHATS  # how a template cuts tokens is not known to what was stored for each
         unread = [name for name in names if name not in found.values() and name not in left_out(given)]
-        self._suspects = {name: Suspect(name, self._masked) for name in unread if not chat}
-        told = bool(given.get("completion_mask"))
-        self._second = [name for name in unread if name in SECOND_MASKS] if self._masked and not told else []
+        self._suspects = {name: Suspect(name, self._masked) for name in unread if not self._chat}
+        self._comparing = self._masked and not given.get("completion_mask")
+        self._second = [name for name in unread if name in SECOND_MASKS] if self._comparing else []
+        self._noted = {*names, *left_out(given)}
         for name in self._second:
             self._suspects.pop(name, None)
 
@@ -121,6 +122,7 @@ class Watch:
         """The same, for one pass through the rows."""
         out = copy(self)
         out._suspects = {name: suspect.copy() for name, suspect in self._suspects.items()}
+        out._second, out._noted = list(self._second), set(self._noted)
         return out
 
     @property
@@ -131,20 +133,23 @@ class Watch:
     def look(self, chunk: Chunk, where: str, samples: Sequence[Mapping[str, Any]] | None = None) -> None:
         """ReadError where a column of these rows is more than one that is not read. `where`: "FILE, line"; `samples`:
         what was made of the rows, for second masks."""
-        for name in list(self._suspects):
+        columns = chunk.columns
+        if chunk.more:  # of which the first row of the file knows nothing
+            size = len(chunk.numbers)
+            columns = {**columns, **{name: [of.get(at) for at in range(size)] for name, of in chunk.more.items()}}
+            self._note(chunk.more)
+        for name in [name for name in self._suspects if name in columns]:
             suspect, shown = self._suspects[name], None
-            if name not in chunk.columns:
-                continue
-            for at, value in enumerate(chunk.columns[name]):
+            for at, value in enumerate(columns[name]):
                 if suspect.cleared:
                     break
-                if value is None:
-                    continue
-                values, row = candidate(value), _row(chunk.columns, self._found, at)
+                if value is None or (hasattr(value, "__len__") and not len(value)):
+                    continue  # says nothing
+                values, row = candidate(value), _row(columns, self._found, at)
                 if values is None:
                     suspect.clear()
                 elif row is not None:
-                    suspect.look(values, *row)
+                    suspect.look(row.cut(values), row.cut(row.ids), row.lengths)
                 if shown is None and suspect.found:
                     shown = at
             if suspect.found:
@@ -152,33 +157,58 @@ class Watch:
                 raise ReadError(f"{where} {number}: {_refusal(name, suspect.found, self._masked)}")
             if suspect.cleared:
                 del self._suspects[name]
-        if samples is not None:
-            self._compare(chunk, where, samples)
+        if samples is not None and not all(sample["completion_mask"].all() for sample in samples if self._second):
+            for name in (name for name in self._second if name in columns):  # ones say that everything is meant
+                for at, sample in enumerate(samples):
+                    self._compare(name, columns, at, sample, f"{where} {chunk.numbers[at]}")
 
-    def _compare(self, chunk: Chunk, where: str, samples: Sequence[Mapping[str, Any]]) -> None:
-        if not self._second or all(sample["completion_mask"].all() for sample in samples):
-            return  # ones say that everything is meant
-        read = self._found.get("completion_mask") or self._found["labels"]
-        for name in self._second:
-            for number, value, sample in zip(chunk.numbers, chunk.columns[name], samples, strict=True):
-                other, mask, ids = _numbers(value), sample["completion_mask"], sample["input_ids"]
-                if other is None or len(other) > len(ids):
-                    continue  # padded, or no mask
-                missing = len(ids) - len(other)
-                labels = name in USUAL["labels"]
-                other = np.concatenate([np.full(missing, -100 if labels else 0, other.dtype), other])
-                token = disagreement(ids, mask, other, labels)
-                if token is not None:
-                    raise ReadError(
-                        f"{where} {number}: {read} and {name} disagree on token {token}, {mask[token]:d} and "
-                        f"{other[token]}; allowed is one mask of what is trained: --column completion_mask={read} or "
-                        f"--column completion_mask={name}"
-                    )
+    def _note(self, more: Collection[str]) -> None:
+        """Take names that came up in a later row among those that are looked at."""
+        for name in (name for name in more if name not in self._noted):
+            self._noted.add(name)
+            if name in SECOND_MASKS and self._comparing:
+                self._second.append(name)
+            elif not self._chat:
+                self._suspects[name] = Suspect(name, self._masked)
+
+    def _compare(
+        self, name: str, columns: Mapping[str, Sequence[Any]], at: int, sample: Mapping[str, Any], where: str
+    ) -> None:
+        """ReadError where a second mask disagrees with that of a sample."""
+        other, row = _numbers(columns[name][at]), _row(columns, self._found, at)
+        mask, ids = sample["completion_mask"], sample["input_ids"]
+        if other is not None and row is not None:
+            other = row.cut(other)
+        if other is None or len(other) > len(ids):
+            return
+        labels = name in USUAL["labels"]
+        other = np.concatenate([np.full(len(ids) - len(other), -100 if labels else 0, other.dtype), other])
+        token = disagreement(ids, mask, other, labels)
+        if token is not None:
+            read = self._found.get("completion_mask") or self._found["labels"]
+            raise ReadError(
+                f"{where}: {read} and {name} disagree on token {token}, {mask[token]:d} and {other[token]}; allowed is "
+                f"one mask of what is trained: --column completion_mask={read} or --column completion_mask={name}"
+            )
 
 
-def _row(columns: Mapping[str, Sequence[Any]], found: Mapping[str, str], at: int) -> tuple[Array, set[int]] | None:
-    """Token ids of a row as they lie in the file, and the lengths beside theirs that count as one value for each token;
-    None where there are none, which is said elsewhere."""
+class _Row(NamedTuple):
+    """What a row has to be looked at by."""
+
+    ids: Array
+    """Its token ids, as they lie in the file."""
+    lengths: set[int]
+    """Numbers of values, beside theirs, that count as one for each token."""
+    real: Array | None
+    """What its attention mask says is no padding."""
+
+    def cut(self, values: Array) -> Array:
+        """Values for each token, without those of padding."""
+        return values if self.real is None or len(values) != len(self.real) else values[self.real]
+
+
+def _row(columns: Mapping[str, Sequence[Any]], found: Mapping[str, str], at: int) -> _Row | None:
+    """None where there are no ids, which is said elsewhere."""
     parts = {name: _ids(columns[found[name]][at]) for name in IDS if name in found}
     log_probs = (columns[found[name]][at] for name in ("old_log_probs", "ref_log_probs") if name in found)
     lengths = {len(value) for value in log_probs if hasattr(value, "__len__")}
@@ -194,7 +224,8 @@ def _row(columns: Mapping[str, Sequence[Any]], found: Mapping[str, str], at: int
     for name, rest in (("response_length", 0), ("prompt_length", len(ids))):
         if name in found and isinstance(counted := columns[found[name]][at], int):
             lengths.add(abs(rest - counted))
-    return ids, lengths
+    real = candidate(columns[found["attention_mask"]][at]) if found.get("attention_mask") in columns else None
+    return _Row(ids, lengths, real != 0 if real is not None and len(real) == len(ids) else None)
 
 
 def _ids(value: Any) -> Array | None:

@@ -71,6 +71,8 @@ class _JsonRows:
     def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         numbers: list[int] = []
         columns: dict[str, list[Any]] = {name: [] for name in names}
+        later: dict[str, dict[int, Any]] = {}
+        known = frozenset(self.names)
         held = count = 0
         for piece in self._pieces():
             count += 1
@@ -90,14 +92,16 @@ class _JsonRows:
                     has = ", ".join(row) or "no keys"
                     raise ReadError(f"{self.path}, {self.unit} {number}: no {name!r}; it has {has}")
                 values.append(row.get(name))
+            for name in row.keys() - known:
+                later.setdefault(name, {})[len(numbers)] = row[name]
             numbers.append(number)
             held += size
             if len(numbers) == samples or held >= CHUNK_BYTES:
-                yield Chunk(numbers, columns)
-                numbers, columns, held = [], {name: [] for name in names}, 0
+                yield Chunk(numbers, columns, later)
+                numbers, columns, later, held = [], {name: [] for name in names}, {}, 0
         self.size = count
         if numbers:
-            yield Chunk(numbers, columns)
+            yield Chunk(numbers, columns, later)
 
     def _pieces(self) -> Generator[Piece]:
         with _open(self.path) as (file, raw):

@@ -51,6 +51,7 @@ class Nested:
             needed_whole = {path.column for path in rest.values()}
             for at, number in enumerate(chunk.numbers):
                 where, found = f"{self.path}, {self.unit} {number}", False
+                more = {name: of[at] for name, of in chunk.more.items() if at in of}
                 row = {name: values[at] for name, values in chunk.columns.items() if name in needed_whole}
                 held = {name: values[at] for name, values in whole.items()}
                 held |= {name: take(row, path, where) for name, path in rest.items()}
@@ -59,7 +60,7 @@ class Nested:
                     seen += 1
                     if seen <= start:
                         continue
-                    out.add(f"{number}{place}", values)
+                    out.add(f"{number}{place}", values, more)
                     if len(out.numbers) == samples:
                         yield out.take()
                 if not found:
@@ -96,14 +97,17 @@ class _Filling:
     def _empty(self) -> None:
         self.numbers: list[Any] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in self._names}
+        self._more: dict[str, dict[int, Any]] = {}
 
-    def add(self, number: str, values: Mapping[str, Any]) -> None:
+    def add(self, number: str, values: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+        for name, value in more.items():
+            self._more.setdefault(name, {})[len(self.numbers)] = value
         self.numbers.append(number)
         for name, value in values.items():
             self._columns[name].append(value)
 
     def take(self) -> Chunk:
-        chunk = Chunk(self.numbers, self._columns)
+        chunk = Chunk(self.numbers, self._columns, self._more)
         self._empty()
         return chunk
 

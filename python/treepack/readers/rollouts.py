@@ -16,6 +16,7 @@ from .chat import ChatEncoder
 from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
 from .jsonl import JsonElements, JsonLines
+from .memory import Table
 from .names import CHATS, MAY_LACK, NEEDED, form_of, has_chat, resolve, unexpected
 from .nested import Nested, chats_in, unfold
 from .samples import build
@@ -41,7 +42,7 @@ class Rollouts:
     ):
         self.path = path
         self.format = format
-        """"jsonl", "parquet", "npz" or "datasets"."""
+        """"jsonl", "parquet", "npz", "datasets" or, in memory, "table"."""
         self.columns = columns
         """Canonical name -> name in the file, of every column that is read."""
         self.account = account
@@ -53,8 +54,8 @@ class Rollouts:
         """Samples, or None where only reading tells (JSONL)."""
         self.fingerprint = fingerprint
         """Changes when a file (size, time), the format, the columns or the tokenizer does."""
-        self.files = [source.path for source in sources]
-        """What is read; a data set on disk is one folder."""
+        self.files = [source.path for source in sources if format != "table"]
+        """What is read; a data set on disk is one folder. Empty for a table in memory."""
         self._sources = sources
         self._encode = encode
         self._terms = Terms(path)
@@ -133,14 +134,15 @@ class Rollouts:
 
 
 def open_rollouts(
-    path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
+    path: str | os.PathLike[str] | Any, *, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
 ) -> Rollouts:
     """Open rollouts for reading; bounded memory, whatever the size.
 
     Arguments:
         path: a JSON file (.jsonl, .ndjson, .json, and with .gz or .zst: an object per line, or one array), a Parquet
             or NPZ file, a folder of `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of
-            files of one format.
+            files of one format. Or a table in memory: a pandas DataFrame, a pyarrow Table, a Dataset of `datasets` or
+            a slice of one, a list of dicts.
         columns: canonical name -> name in the file, where `readers.USUAL` does not find it; an empty name leaves a
             column out. Any other canonical name adds a further column. Where rows hold several samples, a path:
             "trajectory[].tokens.prompt_ids".
@@ -154,11 +156,12 @@ def open_rollouts(
     >>> for samples in rollouts.batches():                                                 # doctest: +SKIP
     ...     packed = treepack.pack(samples, max_tokens=16384)
     """
-    return open_columns(os.fspath(path), columns or {}, tokenizer, columns or {})
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else Table(path)
+    return open_columns(name, columns or {}, tokenizer, columns or {})
 
 
 def open_columns(
-    name: str,
+    name: str | Table,
     columns: Mapping[str, str],
     tokenizer: str | None,
     told: Mapping[str, str],
@@ -171,7 +174,12 @@ def open_columns(
     columns: canonical name -> column. told: those of them that a user named. elsewhere: columns that somebody else
     reads, which are not looked at. apart: a completion that begins with its prompt is refused.
     """
-    format, sources = open_sources(name)
+    sources: list[Source]
+    if isinstance(name, Table):
+        label, format, sources, digest = str(name.path), "table", [name], name.digest()
+    else:
+        label, digest = name, ""
+        format, sources = open_sources(name)
     head = head_of(sources[0])
     chats = chats_in(head)
     sources, given = unfold(sources, columns, head, tokenizer is not None and has_chat(sources[0].names, chats))
@@ -183,11 +191,12 @@ def open_columns(
     _check_alike(sources, found, given)
     watch = _watched(sources, found, told, head, elsewhere)
     encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
-    fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
+    files = [source.path for source in sources if not digest]
+    fingerprint = _fingerprint(digest or format, files, found, tokenizer if encode else None)
     account = account_of(first.names, found, told, head)
     if tokenizer and encode is None:
         account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
-    return Rollouts(name, format, found, fingerprint, sources, encode, account, watch, says_all(found, head), apart)
+    return Rollouts(label, format, found, fingerprint, sources, encode, account, watch, says_all(found, head), apart)
 
 
 def _watched(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +42,8 @@ class Chunk:
 
     numbers: Sequence[int | str]
     columns: Mapping[str, Sequence[Any]]
+    more: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """Columns that the first row of the file has not, name -> i -> value."""
 
 
 class Source(Protocol):

@@ -56,7 +56,7 @@ def mask_of(subtree_end: npt.NDArray[np.int32], pixels: int) -> Mask:
 
 
 def tiles_of(tree: HostTree, pixels: int) -> Tiles:
-    """The tile lists of the forward kernel (see kernels/tiles.py) in at most `pixels` x `pixels` cells."""
+    """The tile lists of the forward kernel (see attention/tiles.py) in at most `pixels` x `pixels` cells."""
     rows, items = tree.tiles[TILE]
     rows, items = rows.astype(np.int64), items.astype(np.int64)
     count = len(rows)

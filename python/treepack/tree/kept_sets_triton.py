@@ -30,5 +30,7 @@ def fill_table(ids: Tensor, counts: Tensor, width: int, dtype: torch.dtype) -> T
     if rows and width:
         starts = counts.cumsum(0, dtype=torch.int64) - counts
         with torch.cuda.device(ids.device if ids.is_cuda else -1):
-            _fill_kernel[(rows,)](ids.contiguous(), starts, counts.contiguous(), table, width, COLUMNS=_COLUMNS)
+            _fill_kernel[(rows,)](
+                ids.contiguous(), starts, counts.contiguous(), table, width, COLUMNS=_COLUMNS, enable_fp_fusion=True
+            )
     return table

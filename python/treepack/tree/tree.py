@@ -288,8 +288,8 @@ class PackedTree(Generic[Array]):
 
     @property
     def tiles(self) -> dict[int, tuple[Array, Array]]:
-        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see `kernels/tiles.py`. Made
-        once, in O(segments + visible tiles); `to` takes them along."""
+        """The tile lists of attention, by tile size: (rows (tiles, 4), items (T,)), int32; see
+        `attention/tiles.py`. Made once, in O(segments + visible tiles); `to` takes them along."""
         if "tiles" not in self._views:
             lists: dict[int, tuple[Any, Any]]
             fields = {name for name in self._fields if name.startswith("tiles")}
@@ -337,7 +337,7 @@ class PackedTree(Generic[Array]):
         else:
             with to_stay():
                 buffer = buffer.to(device)
-        moved = PackedTree[Any](buffer, fields, self._formats, self._disagreements)
+        moved: PackedTree[Any] = PackedTree(buffer, fields, self._formats, self._disagreements)
         moved._origin = origin
         return moved
 

@@ -2,12 +2,11 @@
 
 from ..transformers.checks.layers import check_attention_config
 from ..transformers.checks.model import check_model
-from ..transformers.checks.tree import ROW_CHECKED, check_tree
+from ..transformers.checks.tree import check_tree
 from ..transformers.model import ATTENTION, attention_layers, base, logit_options, output_head, unwrap
 
 __all__ = [
     "ATTENTION",
-    "ROW_CHECKED",
     "attention_layers",
     "base",
     "check_attention_config",

@@ -77,7 +77,7 @@ def tree_attention_forward(
             raise ValueError(f"{name} got {given} ({meaning}), which tree attention does not compute")
     window = kwargs.get("sliding_window")
     weighted = kwargs.get("weighted_aux_loss", False)
-    check_attention_config(module, window, weighted, None if tiles is None else tiles.derived)
+    check_attention_config(module, window, weighted, tiles)
     if tiles is None:
         # Per layer and again in a recomputation; model_inputs() makes them once. Depths come from the tree itself:
         # `position_ids` may have several axes.
@@ -98,7 +98,7 @@ def tree_attention_forward(
     )
     assert isinstance(out, Tensor)
     if not torch.compiler.is_compiling():
-        tiles.derived["layers"] = tiles.derived.get("layers", 0) + 1
+        tiles.layers += 1
     return out.transpose(1, 2).contiguous(), None  # a copy only where the implementation stored it otherwise
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...attention import TRITON, TreeTiles
 from .capture import Capture, tie
 from .checks.model import check_model
-from .checks.tree import ROW_CHECKED, check_ids, check_tree
+from .checks.tree import check_ids, check_tree
 from .model import attention_layers, unwrap
 
 __all__ = ["forward_tree", "hidden_alone", "model_inputs", "router_aux_loss"]
@@ -52,21 +52,18 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
     if model is not None:
         config = model.config.get_text_config()
         check_tree(model, tree)
-        tiles.derived[ROW_CHECKED] = True
+        tiles.row_checked = True
     if end.is_cuda and impl in (None, *TRITON):
-        from ...kernels.triton_op import on_hopper
+        from ...attention.rule import on_hopper
 
-        if impl != "triton_plain" and on_hopper(end):
-            tiles.schedule()
-            heads = getattr(config, "num_attention_heads", None)
-            kv_heads = getattr(config, "num_key_value_heads", None) or heads
-            if isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled():
-                tiles.dkv_items(heads, kv_heads)
+        heads = getattr(config, "num_attention_heads", None)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        known = None
+        if isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled():
+            known = heads, kv_heads
+        hopper = impl != "triton_plain" and on_hopper(end)
         for window in {0, getattr(config, "sliding_window", None) or 0}:
-            tiles.lists(128, window)
-            tiles.lists(64, window)
-            if window:
-                tiles.lists(64, window, transpose=True)
+            tiles.prepare(window, training=True, hopper=hopper, heads=known)
     return {
         "input_ids": tree.input_ids[None],
         "position_ids": tree.position_ids[None],
@@ -113,7 +110,7 @@ def forward_tree(
             )
         hidden, logits = capture.take()
     if not capture.verified:
-        ran, wanted = inputs["tree_tiles"].derived.get("layers", 0), attention_layers(inner)
+        ran, wanted = inputs["tree_tiles"].layers, attention_layers(inner)
         if ran < wanted and not (ran == 0 and capture.compiled(model)):
             raise ValueError(
                 f"{type(inner).__name__}: {ran} of {wanted} attention layers ran tree attention; the others compute "

@@ -46,14 +46,14 @@ def tree_attention(
     from transformers.integrations.flash_attention import get_target_dtype
 
     from ..transformers.attention import tree_attention_forward
-    from ..transformers.checks.tree import ROW_CHECKED, row_is_short
+    from ..transformers.checks.tree import row_is_short
 
     tiles = getattr(tree_cu_seqlens_q, "_treepack_tiles", None)
     if tiles is None:
         tiles = tiles_of_segments(tree_cu_seqlens_q, tree_cu_seqlens_k)
         tree_cu_seqlens_q._treepack_tiles = tiles  # type: ignore[attr-defined]
         # A sample may end within the tree, so all that is known of their lengths is the longest.
-        tiles.derived[ROW_CHECKED] = row_is_short(module.config, tiles.derived["longest"])
+        tiles.row_checked = tiles.longest is not None and row_is_short(module.config, tiles.longest)
     dtype = get_target_dtype(query, module) or query.dtype
     query, key, value = (x.to(dtype) for x in (query, key, value))
     # A cache that this pass fills is as long as the row; one from before it is longer, and refused there.
@@ -99,5 +99,5 @@ def tiles_of_segments(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> TreeTiles:
         rows, items = _core.tile_lists(cuts, subtree_end, size)
         tiles[size] = torch.from_numpy(rows).to(device).reshape(-1, 4), torch.from_numpy(items).to(device)
     made = TreeTiles(torch.from_numpy(subtree_end).to(device), torch.from_numpy(depths).to(device), tiles)
-    made.derived["longest"] = int(reach.max(initial=0))
+    made.longest = int(reach.max(initial=0))
     return made

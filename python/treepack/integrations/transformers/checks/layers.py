@@ -8,13 +8,13 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from torch import nn
 
-from .tree import ROW_CHECKED, row_rope
+from ....attention import TreeTiles
+from .tree import row_rope
 
 __all__ = ["check_attention_config", "check_aux_loss", "check_layer", "check_layer_types", "check_positions"]
 
@@ -128,16 +128,13 @@ def check_aux_loss(name: str, config: Any, weighted: bool) -> None:
         )
 
 
-def check_attention_config(
-    module: Any, window: int | None, weighted: bool, derived: Mapping[Any, Any] | None = None
-) -> None:
+def check_attention_config(module: Any, window: int | None, weighted: bool, tiles: TreeTiles | None = None) -> None:
     """The same from within a layer, for calls of `model(...)` that nothing else has checked; no tensor is read.
 
     Args:
         module: the attention layer. window: the sliding window that it handed on.
         weighted: the router's auxiliary loss is weighted by `position_samples`.
-        derived: what is kept with the tree (`TreeTiles.derived`), where `ROW_CHECKED` says that `check_tree` has seen
-            the tree.
+        tiles: of the tree, which say whether `check_tree` has seen it.
     """
     config = getattr(module, "config", None)
     if config is None:
@@ -146,8 +143,8 @@ def check_attention_config(
     check_layer_types(name, config)
     check_aux_loss(name, config, weighted)
     check_attention(f"{name} (layer {layer})", module)
-    rope = row_rope(config)  # first: a compiler would guard on what `derived` holds
-    if rope is not None and not (derived or {}).get(ROW_CHECKED):
+    rope = row_rope(config)  # first: a compiler would guard on what the tiles say
+    if rope is not None and not (tiles is not None and tiles.row_checked):
         raise ValueError(
             f"{name} (layer {layer}) has {rope[0]} rotary embeddings, whose frequencies follow the longest sample of "
             "the row, so the tree must be checked first: make the inputs with model_inputs(tree, model=model)"

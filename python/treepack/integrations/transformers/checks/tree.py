@@ -15,10 +15,8 @@ import numpy as np
 from ....tree.tree import PackedTree
 from .positions import check_length
 
-__all__ = ["ROW_CHECKED", "check_ids", "check_tree", "row_is_short", "row_rope"]
+__all__ = ["check_ids", "check_tree", "row_is_short", "row_rope"]
 
-#: Key in `TreeTiles.derived` of a tree that `check_tree` has passed for the model that runs it.
-ROW_CHECKED = "row_checked"
 
 # Ids in the config of a model that stand in a sample for what another encoder makes.
 _PLACEHOLDERS = [

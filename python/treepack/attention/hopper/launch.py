@@ -8,33 +8,46 @@ so a compilation is kept under that key and launched directly.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from . import gluon_table as table
-from .gluon_dkv import dkv_kernel
-from .gluon_dq import dq_kernel
-from .gluon_forward import forward_kernel
-from .gluon_sum import sum_kernel
-from .triton_common import COLUMNS, ROWS, matrix_view
+from ..triton.common import COLUMNS, ROWS, matrix_view
+from . import table
+from .dkv import dkv_kernel, sum_kernel
+from .dq import dq_kernel
+from .forward import forward_kernel
 
 # Bytes of K and V that forward programs read side by side at most: they come from the L2 cache, of 50 MB.
 SECTION_BYTES = 20 << 20
 
 
-class _Descriptor(NamedTuple):
-    """What a launch reads of a `TensorDescriptor`, without its checks."""
+_FIELDS = ("base", "shape", "strides", "block_shape", "layout")
 
-    base: Tensor
-    shape: list[int]
-    strides: list[int]
-    block_shape: list[int]
-    layout: Any
-    padding: str = "zero"
+
+class _Descriptor(TensorDescriptor):
+    """A `TensorDescriptor` without its checks. What newer versions add has a default, which lies with the class."""
+
+    def __init__(self, base: Tensor, shape: list[int], strides: list[int], block_shape: list[int], layout: Any):
+        self.base, self.shape, self.strides, self.block_shape, self.layout = base, shape, strides, block_shape, layout
+
+    def checked(self) -> TensorDescriptor:
+        return TensorDescriptor(*(getattr(self, name) for name in _FIELDS))
+
+
+def launch_is_known(descriptor: type = TensorDescriptor, compiled: type = CompiledKernel) -> bool:
+    """Whether the installed Triton launches what it compiled as this file does: by `compiled[grid](...)`, and reading
+    nothing of a descriptor that must be given, but for `_FIELDS`. Else its own launch runs, slower."""
+    given = [x.name for x in dataclasses.fields(descriptor) if x.default is x.default_factory is dataclasses.MISSING]
+    return tuple(given) == _FIELDS and hasattr(compiled, "__getitem__")
+
+
+KNOWN = launch_is_known()
 
 
 class _Kernel:
@@ -48,10 +61,10 @@ class _Kernel:
     def launch(self, programs: int, like: Tensor, arguments: list[Any], constants: dict[str, Any]) -> None:
         key = (like.device.index, like.dtype, *constants.values())
         compiled = self.compiled.get(key)
-        if compiled is not None:
+        if compiled is not None and KNOWN:
             compiled[programs, 1, 1](*arguments, *constants.values())
             return
-        arguments = [TensorDescriptor(*x) if isinstance(x, _Descriptor) else x for x in arguments]
+        arguments = [x.checked() if isinstance(x, _Descriptor) else x for x in arguments]
         with self.first:  # one thread at a time: Triton lets others see a kernel before it is loaded
             self.compiled[key] = self.function[(programs,)](*arguments, **constants, **table.OPTIONS)
 

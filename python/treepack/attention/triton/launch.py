@@ -14,9 +14,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .triton_backward import delta_kernel, dkv_kernel, dq_kernel
-from .triton_common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
-from .triton_forward import forward_kernel
+from ..versions import COMPILE
+from .backward import delta_kernel, dkv_kernel, dq_kernel
+from .common import POINTERS, Tile, Tiles, padded_size, select_tiles, tile_source, tile_target
+from .forward import forward_kernel
 
 # Set by benches to try tile sizes: None = the fixed table.
 tiles_override: Tiles | None = None
@@ -60,7 +61,8 @@ def _end_tiles(subtree_end: Tensor, block: int) -> TensorDescriptor:
 
 def _shared_arguments(q: Tensor) -> dict[str, Any]:
     size = q.shape[-1]
-    return {"D": size, "DP": padded_size(size), "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32"}
+    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+    return {"D": size, "DP": padded_size(size), "PRECISION": precision, **COMPILE}
 
 
 def forward(
@@ -95,7 +97,7 @@ def delta(out, dout, dlse, delta) -> None:
     block = 64 if size <= 128 else 32
     delta_kernel[(triton.cdiv(n, block) * heads,)](
         out, dout, delta if dlse is None else dlse, delta, *dout.stride(), delta.stride(0), n, heads,
-        BM=block, D=size, DP=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4)  # fmt: skip
+        BM=block, D=size, DP=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4, **COMPILE)  # fmt: skip
 
 
 def dq(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_common import LOG2E, load_tile, next_full, query_item, store_tile, tanh, tile_list
+from .common import LOG2E, load_tile, next_full, query_item, store_tile, tanh, tile_list
 
 
 @triton.jit(do_not_specialize=["N", "H", "row_h"])

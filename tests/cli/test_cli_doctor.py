@@ -80,7 +80,7 @@ def test_the_table(capsys):
 
 def test_wrong_attention_is_noticed(capsys, monkeypatch):
     pytest.importorskip("torch")
-    from treepack.kernels import reference
+    from treepack.attention import reference
 
     real = reference.tree_attention
 
@@ -95,7 +95,7 @@ def test_wrong_attention_is_noticed(capsys, monkeypatch):
 
 def test_wrong_gradients_are_noticed(monkeypatch):
     torch = pytest.importorskip("torch")
-    from treepack.kernels import reference
+    from treepack.attention import reference
 
     real = reference.tree_attention
     monkeypatch.setattr(

@@ -30,18 +30,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import (
+from .common import (
     LOG2E,
     MASKED,
     copy_keys,
     copy_rows,
     make_ring,
     next_tile,
+    opaque,
     pack,
     query_item,
     tile_list,
     unpack,
 )
+from .names import copy_to_global, copy_to_shared, thread_barrier
 
 
 @gluon.jit
@@ -67,12 +69,12 @@ def _produce(
         k_ring.acquire(c)
         mbarrier.expect(k_ring.filled(c), BN * D * BYTES + BN * 4)
         copy_rows(k_desc, k_ring.filled(c), k_ring.at(c), hk, n * BN, N, D, K_ROWS)
-        tma.async_copy_global_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
+        copy_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
 
         q_ring.acquire(r)
         words = gl.where(place == 0, tile, gl.where(place == 1, h, gl.where(place == 2, partials, total)))
         header.store(words)
-        gl.thread_barrier()  # all lanes have written before one of them reports it, with Q
+        thread_barrier()  # all lanes have written before one of them reports it, with Q
         mbarrier.expect(q_ring.filled(r), 2 * 64 * D * BYTES)
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, tile * 128, N, D, Q_ROWS)
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, tile * 128 + 64, N, D, Q_ROWS)
@@ -94,7 +96,7 @@ def _produce(
         r += 1
     q_ring.acquire(r)
     header.store(gl.full([4], 0, gl.int32, FOUR))  # no tiles: the end
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(q_ring.filled(r), count=1)
 
 
@@ -111,6 +113,7 @@ def _step(
 ):  # fmt: skip
     """Tile number i of this program: its scores, and the values of tile i - 1."""
     p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
+    i = opaque(i)  # with Triton 3.9 the addresses of both rings, carried along, cost 40 moves a step
     k_ring.wait(i)
     zero = gl.zeros([64, BN], gl.float32, LS)
     s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
@@ -211,7 +214,7 @@ def _consume(
         real_o = rows_o < gl.load(END + rows_o, mask=rows_o < N, other=0)
         out.store(gl.where(gl.expand_dims(real_o, 1), o * factor, 0.0).to(DTYPE))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [m0 + HALF * 64, h * D], out)
+        copy_to_global(out_desc, [m0 + HALF * 64, h * D], out)
 
         r += 1
         q_ring.wait(r)

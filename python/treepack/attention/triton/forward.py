@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_common import LOG2E, MASKED, load_tile, next_full, query_item, store_tile, tanh, tile_list
+from .common import LOG2E, MASKED, load_tile, next_full, query_item, store_tile, tanh, tile_list
 
 
 @triton.jit

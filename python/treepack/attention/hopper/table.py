@@ -8,12 +8,13 @@ import itertools
 
 from triton.experimental.gluon import language as gl
 
-from .gluon_dkv import dkv_kernel
-from .gluon_dq import dq_kernel
-from .gluon_forward import forward_kernel
+from ..versions import COMPILE
+from .dkv import dkv_kernel
+from .dq import dq_kernel
+from .forward import forward_kernel
 
 # 168 registers a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
-OPTIONS = {"num_warps": 4, "maxnreg": 168}
+OPTIONS = {"num_warps": 4, "maxnreg": 168, **COMPILE}
 KEYS = 128  # key rows of a tile: forward, dQ
 STAGES = 2
 QUERIES = 64  # query rows of a tile: dK/dV

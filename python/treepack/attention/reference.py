@@ -111,3 +111,58 @@ def tree_attention(
     if batched:
         out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)
     return (out, lse) if return_lse else out
+
+
+def both_passes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    subtree_end: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    position_ids: Tensor | None = None,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> list[Tensor]:
+    """`[out, lse, dq, dk, dv]` of `tree_attention` and its gradients by the equations of docs/kernel.md, all in the
+    dtype of q: for a check that must leave no trace in autograd.
+
+    Args:
+        q: (N, H, D); k, v: (N, H_kv, D); dout: (N, H, D), the gradient of the output.
+        subtree_end: (N,).
+        dlse: (H, N), the gradient of lse, or None.
+    """
+    n, heads, size = q.shape
+    kv_heads = k.shape[1]
+    q, dout = (x.reshape(n, kv_heads, heads // kv_heads, size) for x in (q, dout))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    mask = tree_mask(subtree_end, position_ids, sliding_window)
+    x = torch.einsum("qcgd,kcd->cgqk", q, k) * scale
+    capped = None
+    if softcap is not None:
+        capped = torch.tanh(x / softcap)
+        x = softcap * capped
+    s = x.masked_fill(~mask, torch.finfo(x.dtype).min)
+    lse = torch.logsumexp(s.to(wide), dim=-1)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.to(wide).reshape(kv_heads, -1, 1))
+    p = torch.exp(s - lse[..., None]).masked_fill(~mask, 0.0)
+    out = torch.einsum("cgqk,kcd->qcgd", p.to(v.dtype), v)
+    delta = (out * dout).to(wide).sum(-1).permute(1, 2, 0)
+    if dlse is not None:
+        delta = delta - dlse.to(wide).reshape(delta.shape)
+    ds = p * (torch.einsum("qcgd,kcd->cgqk", dout, v) - delta[..., None])
+    if capped is not None:
+        ds = ds * (1 - capped.to(wide) ** 2)
+    ds = ds.to(q.dtype)
+    lse = lse.masked_fill(~mask.any(dim=-1), 0.0)
+    return [
+        out.reshape(n, heads, size),
+        lse.reshape(heads, n),
+        torch.einsum("cgqk,kcd->qcgd", ds, k).reshape(n, heads, size) * scale,
+        torch.einsum("cgqk,qcgd->kcd", ds, q) * scale,
+        torch.einsum("cgqk,qcgd->kcd", p.to(q.dtype), dout),
+    ]

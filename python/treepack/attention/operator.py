@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 """Tree attention on a GPU as two operators of torch, `treepack::tree_attention` and its backward, on one of two sets of
-kernels: the portable Triton ones (`triton_launch`) or the Gluon ones for Hopper (`gluon_launch`).
+kernels: the portable Triton ones (`triton/launch.py`) or the Gluon ones for Hopper (`hopper/launch.py`).
 
 Operators, so that `torch.compile`, both kinds of activation checkpointing and CUDA graphs see one opaque call whose
 metadata are plain int32 tensors. Nothing here waits for the device.
@@ -9,59 +9,17 @@ metadata are plain int32 tensors. Nothing here waits for the device.
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import triton_launch
-from .triton_launch import device_limits
+from .rule import AUTO, GLUON, LOOPED, SPLIT
+from .triton import launch as portable
+from .triton.launch import device_limits
 
 LN2 = 0.6931471805599453
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-PLAIN, AUTO, GLUON = 0, 1, 2  # `kernels`: portable; Hopper's where they read the layouts; Hopper's or an error
-GLUON_SIZES = (64, 128)
-GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
-INTERPRETED = triton_launch.interpreted()
-GLUON_TESTED = ("3.6",)  # Triton versions, without the patch number, that the Hopper kernels ran with on a GPU
 # Set by tests and benches to force both forms of dK/dV: None = the rules in `_split_heads` and, on Hopper,
 # `tiles.backward_items`.
 split_heads_override: bool | None = None
-
-
-def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str | None:
-    """Why the Hopper kernels do not cover this call, or None; layouts are looked at when it runs."""
-    if not on_hopper(q):
-        return f"they need a GPU of compute capability 9.0 (H100, H200), q is on {q.device}"
-    if INTERPRETED:
-        return "they do not run in Triton's interpreter (TRITON_INTERPRET)"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"they take bfloat16 and float16, not {q.dtype}"
-    if q.shape[-1] not in GLUON_SIZES:
-        return f"they take head sizes 64 and 128, not {q.shape[-1]}"
-    if window or softcap:
-        return "they have no sliding_window and no softcap"
-    return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"
-
-
-def version_objection(version: str) -> str | None:
-    """Why this Triton may not run the Hopper kernels, or None: they are tied to the versions they were tested with."""
-    if ".".join(version.split(".")[:2]) in GLUON_TESTED:
-        return None
-    tested = " and ".join(f"{tested}.x" for tested in GLUON_TESTED)
-    return f"the Hopper kernels were tested with Triton {tested}, this is {version}"
-
-
-VERSION_OBJECTION = version_objection(triton.__version__)
-
-
-def on_hopper(x: Tensor) -> bool:
-    """Whether x lies on a GPU that the Hopper kernels are made for."""
-    return x.is_cuda and _capability(x.device.index) == (9, 0)
-
-
-@torch.compiler.assume_constant_result
-def _capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
 
 
 def _processors(x: Tensor) -> int:
@@ -71,11 +29,11 @@ def _processors(x: Tensor) -> int:
 
 def _hopper_views(kernels: int, *tensors: Tensor) -> list[Any] | None:
     """The tensors as the Hopper kernels read them, or None: the portable kernels run."""
-    if kernels == PLAIN:
+    if kernels not in (AUTO, GLUON):
         return None
-    from . import gluon_launch
+    from .hopper import launch as hopper_launch
 
-    views = gluon_launch.views(*tensors)
+    views = hopper_launch.views(*tensors)
     if views is None and kernels == GLUON:
         strides = ", ".join(str(tuple(x.stride())) for x in tensors)
         raise ValueError(
@@ -136,7 +94,7 @@ def forward_pass(
     """(out (N, H, D), lse2 (H, N) float32) for q (N, H, D), k and v (N, H_kv, D) of any strides.
 
     `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the backward pass when
-    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels.
+    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels. `kernels`: of `rule`.
     """
     n, heads, size = q.shape
     out = _empty(q, n, heads, size)
@@ -144,16 +102,16 @@ def forward_pass(
     if n == 0:
         return out, lse
     factor, cap = _scales(scale, softcap)
-    with _on(q):
+    with on(q):
         views = _hopper_views(kernels, q, k, v)
         if views is not None:
-            from . import gluon_launch
+            from .hopper import launch as hopper_launch
 
-            gluon_launch.forward(
+            hopper_launch.forward(
                 views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor,
                 _processors(q))  # fmt: skip
         else:
-            triton_launch.forward(
+            portable.forward(
                 q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window,
                 softcap > 0)  # fmt: skip
     return out, lse
@@ -184,29 +142,31 @@ def backward_pass(
     if n == 0:
         return dq, dk, dv, delta
     factor, cap = _scales(scale, softcap)
-    if triton_launch.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
+    if portable.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
         dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     lse = _padded_rows(lse)
     views = _hopper_views(kernels, q, k, v, dout)
-    with _on(q):
+    with on(q):
         if views is not None:
-            from . import gluon_launch
+            from .hopper import launch as hopper_launch
 
-            slots = gluon_launch.split_tiles(dkv_items, n, heads, kv_heads)
+            slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
             parts = tuple(_empty(lse, slots, heads, 128, q.shape[-1]) for _ in range(2))
-            gluon_launch.dq(
+            hopper_launch.dq(
                 views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)  # fmt: skip
-            gluon_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
+            hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
             return dq, dk, dv, delta
-        split = _split_heads(n, triton_launch.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
+        split = kernels == SPLIT
+        if kernels not in (LOOPED, SPLIT):
+            split = _split_heads(n, portable.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
         parts = [_empty(lse, n, heads, q.shape[-1]) for _ in range(2)] if split else [dk, dv]
         options = (factor, cap, window, softcap > 0, scale)
-        triton_launch.delta(out, dout, dlse, delta)
-        triton_launch.dkv(
+        portable.delta(out, dout, dlse, delta)
+        portable.dkv(
             q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
             items_window if window else items64, *options, split)  # fmt: skip
-        triton_launch.dq(
+        portable.dq(
             q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64),
             *options)  # fmt: skip
         if split:  # in a fixed order
@@ -240,7 +200,7 @@ def _backward(ctx, dout, dlse):
     if dout is None and dlse is None:
         return (None, None, None, None, *nothing)
     dout = torch.zeros_like(out) if dout is None else dout
-    run = backward_pass if _is_plain(q) else tree_attention_backward
+    run = backward_pass if is_plain(q) else tree_attention_backward
     dq, dk, dv, delta = run(dout, dlse, q, k, v, out, lse, *metadata, *ctx.options)
     dsinks = None
     if sinks is not None and ctx.needs_input_grad[3]:
@@ -269,7 +229,7 @@ class _Direct(torch.autograd.Function):
     backward = staticmethod(once_differentiable(_backward))
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Whether nothing looks at operators: no compiler, no dispatch mode, no transform of torch.func, no tensor
     subclass."""
     if type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
@@ -279,12 +239,12 @@ def _is_plain(x: Tensor) -> bool:
 
 def attend(training: bool, q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     """`tree_attention_forward`, by the shortest way; `training`: gradients will be asked for."""
-    if not _is_plain(q):
+    if not is_plain(q):
         return tree_attention_forward(q, *inputs)
     return _Direct.apply(q, *inputs) if training else forward_pass(q, *inputs)
 
 
-def _on(x: Tensor):
+def on(x: Tensor):
     """Makes the device of x the current one for a launch (Triton launches on the current device)."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _nowhere

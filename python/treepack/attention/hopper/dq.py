@@ -24,7 +24,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import LOG2E, copy_keys, copy_rows, make_ring, next_tile, pack, query_item, tile_list, unpack
+from .common import (
+    LOG2E,
+    copy_keys,
+    copy_rows,
+    make_ring,
+    next_tile,
+    pack,
+    query_item,
+    resident,
+    tile_list,
+    unpack,
+)
+from .names import copy_to_global
 
 
 @gluon.jit
@@ -54,14 +66,16 @@ def _produce(
 
 @gluon.jit
 def _step(
-    i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, first_n, scale,
-    MASK: gl.constexpr, DIAGONAL: gl.constexpr, BN: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr,
+    i, dq, q, douts, lse, delta, k_ring, v_ring, ends, rows_m, first_n, scale,
+    HALF: gl.constexpr, MASK: gl.constexpr, DIAGONAL: gl.constexpr, BN: gl.constexpr, LS: gl.constexpr,
     LO: gl.constexpr,
 ):  # fmt: skip
+    DTYPE: gl.constexpr = q.dtype
     zero = gl.zeros([64, BN], gl.float32, LS)
     k_ring.wait(i)
     s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
     v_ring.wait(i)
+    dout = resident(douts, HALF)
     dp = warpgroup_mma(dout, v_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
     if MASK:
         end_n = ends.index(i % k_ring.stages).load(LS)
@@ -84,9 +98,9 @@ def _step(
 
 @gluon.jit
 def _consume(
-    dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout_buffers, out_buffers, k_ring, v_ring, ends, scale,
+    dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, douts, outs, k_ring, v_ring, ends, scale,
     grad_scale, row_h, N, tile, h,
-    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_DLSE: gl.constexpr,
+    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HAS_DLSE: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -96,22 +110,21 @@ def _consume(
     lse = gl.load(LSE + row + rows_m, mask=rows_m < N, other=0.0)
     _, _, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
     q = q_ring.buffers.index(HALF)
-    dout = dout_buffers.index(HALF)
     q_ring.wait(0)
-    product = out_buffers.index(HALF).load(LO).to(gl.float32) * dout.load(LO).to(gl.float32)
+    product = outs.index(HALF).load(LO).to(gl.float32) * douts.index(HALF).load(LO).to(gl.float32)
     delta = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, LS))
     if HAS_DLSE:
         delta -= LOG2E * gl.load(DLSE + h.to(gl.int64) * N + rows_m, mask=rows_m < N, other=0.0)
     gl.store(DELTA + row + rows_m, delta, mask=rows_m < N)
     dq = gl.zeros([64, D], gl.float32, LO)
-    dq = _step(0, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, True, True, BN, DTYPE, LS, LO)
+    dq = _step(0, dq, q, douts, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, HALF, True, True, BN, LS, LO)
     for i in range(1, partials):
-        dq = _step(i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, True, False, BN, DTYPE, LS, LO)
+        dq = _step(i, dq, q, douts, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, HALF, True, False, BN, LS, LO)
     for i in range(partials, total):
-        dq = _step(i, dq, q, dout, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, False, False, BN, DTYPE, LS, LO)
-    q.store((dq * grad_scale).to(DTYPE))
+        dq = _step(i, dq, q, douts, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, HALF, False, False, BN, LS, LO)
+    q.store((dq * grad_scale).to(q.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dq_desc, [m0 + HALF * 64, h * D], q)
+    copy_to_global(dq_desc, [m0 + HALF * 64, h * D], q)
     tma.store_wait(0)
 
 
@@ -138,9 +151,9 @@ def dq_kernel(
     gl.warp_specialize(
         [
             (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
-                        scale, grad_scale, row_h, N, tile, h, 0, BN, D, DTYPE, HAS_DLSE)),
+                        scale, grad_scale, row_h, N, tile, h, 0, BN, D, HAS_DLSE)),
             (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
-                        scale, grad_scale, row_h, N, tile, h, 1, BN, D, DTYPE, HAS_DLSE)),
+                        scale, grad_scale, row_h, N, tile, h, 1, BN, D, HAS_DLSE)),
             (_produce, (q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout,
                         out, k_ring, v_ring, ends, N, tile, h, G, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS)),
         ],

@@ -6,7 +6,6 @@ What they compute is decided on a GPU: tests/gpu.
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -16,38 +15,37 @@ from types import SimpleNamespace
 import forests
 import numpy as np
 import pytest
+import tritons
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from treepack import attention  # noqa: E402
+from treepack.attention import rule as triton_rule  # noqa: E402
 from treepack.attention import tree_attention, tree_tiles  # noqa: E402
-from treepack.kernels import triton_common, triton_op  # noqa: E402
-from treepack.kernels.tiles import NO_ITEM, backward_items, most_split  # noqa: E402
+from treepack.attention import versions as triton_versions  # noqa: E402
+from treepack.attention.tiles import NO_ITEM, backward_items, most_split  # noqa: E402
+from treepack.attention.triton import common as triton_common  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("version", triton_op.GLUON_TESTED)
+@pytest.mark.parametrize("version", tritons.VERSIONS)
 def test_compiled_for_hopper(version):
     """Every variant: no products that ptxas serialises, a handful of spilled words at most, shared memory that a block
-    has; with each Triton that the kernels are tied to (make test puts them into .venv)."""
-    folder = Path(os.environ.get("TREEPACK_TRITON", sys.prefix)) / f"triton-{version}.0"
-    if not (folder / "triton").is_dir():
-        pytest.skip(f"Triton {version}.0 is not in {folder}")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    has; with each Triton that the kernels are tested with."""
+    env = tritons.environment(version)
     command = [sys.executable, str(ROOT / "benches" / "gluon_compile.py"), "--json", "--size"]
     # One process for each head size, side by side: together they take a minute of one core.
     started = [
         subprocess.Popen([*command, str(size)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for size in triton_op.GLUON_SIZES
+        for size in triton_rule.GLUON_SIZES
     ]
     kernels = []
     for process in started:
         out, errors = process.communicate()
         assert process.returncode == 0, out + errors
         report = json.loads(out.splitlines()[-1])
-        assert report["triton"] == f"{version}.0"
+        assert report["triton"] == version
         kernels += report["kernels"]
     assert len(kernels) == 2 * (3 + 3 + 2 + 3 * 1)  # head sizes; forms of each kernel in bfloat16, one in float16
     for row in kernels:
@@ -56,13 +54,15 @@ def test_compiled_for_hopper(version):
 
 
 def hopper(monkeypatch, version=None):
-    """What `_kernels` asks, as on an H100; returns it for a query tensor of this dtype and head size."""
-    monkeypatch.setattr(triton_op, "_capability", lambda index: (9, 0))
-    monkeypatch.setattr(triton_op, "VERSION_OBJECTION", version and triton_op.version_objection(version))
+    """What `choose` says, as on an H100, for a query tensor of this dtype and head size."""
+    monkeypatch.setattr(triton_rule, "capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(triton_rule.triton, "__version__", version or "3.6.0")
+    triton_rule._say.cache_clear()
 
     def rule(impl="triton", dtype=torch.bfloat16, size=128, window=0, softcap=0.0, scale=0.1, cuda=True):
         q = SimpleNamespace(is_cuda=cuda, dtype=dtype, shape=(10, 4, size), device=torch.device("cuda:0"))
-        return attention._kernels(impl, q, window, softcap, scale)
+        return triton_rule.choose(impl, q, window, softcap, scale)
 
     return rule
 
@@ -88,10 +88,10 @@ def hopper(monkeypatch, version=None):
 )
 def test_the_rule(monkeypatch, call, covered):
     rule = hopper(monkeypatch)
-    assert rule(**call) == (triton_op.AUTO if covered else triton_op.PLAIN)
-    assert rule("triton_plain", **call) == triton_op.PLAIN
+    assert rule(**call) == (triton_rule.AUTO if covered else triton_rule.PLAIN)
+    assert rule("triton_plain", **call) == triton_rule.PLAIN
     if covered:
-        assert rule("gluon", **call) == triton_op.GLUON
+        assert rule("gluon", **call) == triton_rule.GLUON
     else:
         with pytest.raises(ValueError, match=r'impl="gluon" cannot run this: they .*; impl="triton" takes it'):
             rule("gluon", **call)
@@ -99,8 +99,8 @@ def test_the_rule(monkeypatch, call, covered):
 
 def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):
     rule = hopper(monkeypatch)
-    monkeypatch.setattr(triton_op, "_capability", lambda index: (8, 0))
-    assert rule() == triton_op.PLAIN
+    monkeypatch.setattr(triton_rule, "capability", lambda index: (8, 0))
+    assert rule() == triton_rule.PLAIN
     with pytest.raises(ValueError, match=r"compute capability 9\.0"):
         rule("gluon")
 
@@ -108,22 +108,62 @@ def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):
 def test_the_interpreter_runs_the_portable_kernels(monkeypatch):
     """TRITON_INTERPRET=1 is asked for to look into the kernels, and Gluon has no interpreter."""
     rule = hopper(monkeypatch)
-    monkeypatch.setattr(triton_op, "INTERPRETED", True)
-    assert rule() == triton_op.PLAIN
+    monkeypatch.setattr(triton_rule, "INTERPRETED", True)
+    assert rule() == triton_rule.PLAIN
     with pytest.raises(ValueError, match="they do not run in Triton's interpreter"):
         rule("gluon")
 
 
-def test_another_triton_is_named(monkeypatch):
-    rule = hopper(monkeypatch, "3.7.1")
-    for impl in ("triton", "gluon"):
-        message = r'tested with Triton 3\.6\.x, this is 3\.7\.1; impl="triton_plain" runs the portable kernels'
-        with pytest.raises(RuntimeError, match=message):
-            rule(impl)
-    assert rule("triton_plain") == triton_op.PLAIN
-    assert rule(size=96) == triton_op.PLAIN  # what only the portable kernels cover asks for no version
-    assert triton_op.version_objection("3.6.0") is None
-    assert triton_op.version_objection("3.6.3+git") is None
+def test_another_triton_runs_the_portable_kernels_and_says_so_once(monkeypatch):
+    rule = hopper(monkeypatch, "3.10.1")
+    said = r"tested with Triton 3\.6, 3\.7, 3\.8, 3\.9, this is 3\.10\.1: pin torch 2\.15, .* the portable kernels run"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert rule() == triton_rule.PLAIN
+    assert rule() == triton_rule.PLAIN  # a second warning would be an error here
+    with pytest.raises(RuntimeError, match=r'impl="gluon" cannot run here: .* this is 3\.10\.1: pin torch'):
+        rule("gluon")
+    assert rule("triton_plain") == rule(size=96) == triton_rule.PLAIN
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.6.3+git", "3.7.0", "3.9.0.post1"])
+def test_a_patch_number_does_not_matter(version):
+    assert triton_versions.objection(version) is None
+
+
+def test_an_amd_gpu_is_no_hopper(monkeypatch):
+    """MI200 says that its compute capability is 9.0."""
+    rule = hopper(monkeypatch)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert rule() == triton_rule.PLAIN
+
+
+def test_a_gpu_before_ampere_is_named(monkeypatch):
+    hopper(monkeypatch)
+    monkeypatch.setattr(triton_rule, "capability", lambda index: (7, 5))
+    q = SimpleNamespace(is_cuda=True, dtype=torch.float16, shape=(10, 4, 64), device=torch.device("cuda:0"))
+    message = r'impl="triton" needs a GPU of compute capability 8\.0 .* cuda:0 has 7\.5; impl="reference" runs anywhere'
+    with pytest.raises(RuntimeError, match=message):
+        triton_rule.check("triton", q)
+
+
+@pytest.mark.parametrize(
+    "broken", [ImportError("no triton"), OSError("libtriton.so: cannot open"), AttributeError("x")]
+)
+def test_a_triton_that_cannot_be_imported(monkeypatch, broken):
+    """Missing (CPU builds of torch, macOS, Windows), or broken in whatever way."""
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "treepack.attention.call":
+                raise broken
+
+    monkeypatch.delitem(sys.modules, "treepack.attention.call", raising=False)
+    monkeypatch.delattr(sys.modules["treepack.attention"], "call", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    q = torch.zeros(1, 2, 8, 64)
+    message = r'needs the package triton, 3\.6 or newer, .*impl="reference" needs torch alone'
+    with pytest.raises(ImportError, match=message):
+        tree_attention(q, q, q, subtree_end=torch.arange(1, 9, dtype=torch.int32), impl="triton")
 
 
 def test_impl_gluon_on_the_cpu_says_what_it_needs():
@@ -134,11 +174,8 @@ def test_impl_gluon_on_the_cpu_says_what_it_needs():
             tree_attention(q, q, q, subtree_end=end, impl=impl)
 
 
-def test_a_compilation_is_made_once_for_what_its_key_holds():
-    """Triton compiles at the first call of a dtype, head size and form; later calls launch what it gave, in the order
-    of the kernel's arguments."""
-    gluon_launch = pytest.importorskip("treepack.kernels.gluon_launch")
-    log = []
+def recorded_kernel(gluon_launch, log):
+    """A `_Kernel` whose function compiles nothing and writes down how it is launched."""
 
     class Compiled:
         def __getitem__(self, grid):
@@ -152,18 +189,49 @@ def test_a_compilation_is_made_once_for_what_its_key_holds():
 
             return first
 
-    kernel = gluon_launch._Kernel(Function())
+    return gluon_launch._Kernel(Function())
+
+
+def test_a_compilation_is_made_once_for_what_its_key_holds():
+    """Triton compiles at the first call of a dtype, head size and form; later calls launch what it gave, in the order
+    of the kernel's arguments."""
+    gluon_launch = pytest.importorskip("treepack.attention.hopper.launch")
+    log = []
+    kernel = recorded_kernel(gluon_launch, log)
     half, single = torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.bfloat16)
     for like, size in ((half, 64), (half, 64), (half, 128), (single, 64), (single, 64)):
         kernel.launch(3, like, [like, 7], {"D": size, "STAGES": 2})
     assert [entry[0] for entry in log] == ["first", "again", "first", "first", "again"]
-    assert log[0][3] == {"D": 64, "STAGES": 2, "num_warps": 4, "maxnreg": 168}
+    assert log[0][3] == {"D": 64, "STAGES": 2, "num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
     assert log[1][1:] == ((3, 1, 1), (half, 7, 64, 2))
+
+
+def test_an_unknown_launch_is_left_to_triton(monkeypatch):
+    gluon_launch = pytest.importorskip("treepack.attention.hopper.launch")
+    monkeypatch.setattr(gluon_launch, "KNOWN", False)
+    log = []
+    kernel = recorded_kernel(gluon_launch, log)
+    x = torch.zeros(64, 64, dtype=torch.bfloat16)
+    layout = gluon_launch.table.matrix(64, x.dtype)
+    for _ in range(2):
+        kernel.launch(3, x, [gluon_launch._Descriptor(x, [64, 64], [64, 1], [64, 64], layout)], {"D": 64})
+    assert [entry[0] for entry in log] == ["first", "first"]
+    assert [type(entry[2][0]) for entry in log] == [gluon_launch.TensorDescriptor] * 2
+
+
+@pytest.mark.parametrize("version", tritons.VERSIONS)
+def test_the_launch_path_of_each_triton(version):
+    """Its launcher makes the same of a bare descriptor as of Triton's own, and what is not as known is seen."""
+    command = [sys.executable, str(ROOT / "tests" / "descriptors_worker.py")]
+    done = subprocess.run(command, env=tritons.environment(version), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == {"triton": version, "known": True, "same": True, "filled": 1, "more": False, "other": False}
 
 
 def test_what_the_key_leaves_out_is_not_specialised_on():
     """Every argument that is neither a constant, nor a descriptor or float, is kept from Triton's specialisation."""
-    table = pytest.importorskip("treepack.kernels.gluon_table")
+    table = pytest.importorskip("treepack.attention.hopper.table")
     for name, size, dtype, variant in table.variants(["forward", "dq", "dkv"], [64], ["fp16"]):
         kernel, constants, descriptors = table.describe(name, size, dtype, variant)
         for param in kernel.params:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tiles import tile_relation
+from ..tiles import tile_relation
 
 _INSTALL = "pip install 'treepack[fa4]'"
 
@@ -125,7 +125,7 @@ def _modules() -> tuple[Any, Any, Any]:
         from flash_attn.cute import interface
         from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-        from .fa4_mask import tree_mask
+        from .mask import tree_mask
     except ImportError as error:
         raise ImportError(f'impl="fa4" needs FlashAttention-4: {error}. Install it with {_INSTALL}') from error
     missing = [

@@ -2,8 +2,8 @@
 """What the Hopper kernels share: rings between the producer warp and the consumers, the walk over the tile lists, P as
 packed pairs.
 
-Written in Gluon, Triton's lower level, which is experimental: `triton_op.GLUON_TESTED` names the versions that these
-run with.
+Written in Gluon, Triton's lower level, which is experimental: `versions.TESTED` names the versions that these
+run with, `names` what moved between them.
 This file and the kernels import nothing but Triton, so that they compile for sm_90 on any machine
 (benches/gluon_compile.py).
 
@@ -15,13 +15,15 @@ This file and the kernels import nothing but Triton, so that they compile for sm
       TMA copy into ring.at(i)
                         ----- full barrier ---->  ring.wait(i)         then wgmma straight from shared memory
 
-Axes as in triton_common: m = query row, n = key row, d = head column.
+Axes as in triton/common.py: m = query row, n = key row, d = head column.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
+
+from .names import copy_to_shared
 
 # Finite, as exp2(-inf - -inf) would be NaN; put in before the scale, which therefore must not be tiny (GLUON_SCALE). A
 # row that sees nothing (padding) may still compute inf or NaN: scale * MASKED and the maximum subtracted from it differ
@@ -85,13 +87,28 @@ def make_ring(desc, stages: gl.constexpr, parts: gl.constexpr = 1):
 
 
 @gluon.jit
+def resident(buffers, i: gl.constexpr):
+    """Buffer i, which stays for the whole loop, with an address that the compiler does not know to be the same in every
+    step. Else it forms the 64-bit descriptors of all its products before the loop, has no registers for them, and
+    spills them (160 to 180 bytes with Triton 3.9)."""
+    return buffers.index(opaque(i))
+
+
+@gluon.jit
+def opaque(i):
+    """i, of which the compiler does not know that it is i: what is formed from it is formed here, and neither before a
+    loop nor carried along it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def copy_rows(desc, barrier, buffer, head, row, N, D: gl.constexpr, ROWS: gl.constexpr):
     """Starts the copy of rows row .. of a head: from (N, H * D), or with ROWS from (H * N, D). Past N: zeros, or
     with ROWS the next head's rows, whose scores the mask then drops (after the last head: zeros)."""
     if ROWS:
-        tma.async_copy_global_to_shared(desc, [head * N + row, 0], barrier, buffer)
+        copy_to_shared(desc, [head * N + row, 0], barrier, buffer)
     else:
-        tma.async_copy_global_to_shared(desc, [row, head * D], barrier, buffer)
+        copy_to_shared(desc, [row, head * D], barrier, buffer)
 
 
 @gluon.jit
@@ -107,7 +124,7 @@ def copy_keys(
     mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
     mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
     copy_rows(k_desc, full, k_ring.at(use), head, n * BN, N, D, ROWS)
-    tma.async_copy_global_to_shared(ends_desc, [0, n * BN], full, ends.index(use % k_ring.stages), masked)
+    copy_to_shared(ends_desc, [0, n * BN], full, ends.index(use % k_ring.stages), masked)
 
 
 @gluon.jit

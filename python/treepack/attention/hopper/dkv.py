@@ -18,6 +18,8 @@ to min(subtree_end), masked to the end. No list is read. Both accumulators stay 
 
 from __future__ import annotations
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,7 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_common import NO_ITEM, copy_rows, make_ring, pack, unpack
+from .common import NO_ITEM, copy_rows, make_ring, pack, resident, unpack
+from .names import copy_to_global, copy_to_shared
 
 
 @gluon.jit
@@ -50,23 +53,25 @@ def _produce(
             q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
             mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
             copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM, N, D, Q_ROWS)
-            tma.async_copy_global_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
+            copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
             mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
             copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM, N, D, DO_ROWS)
-            tma.async_copy_global_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
+            copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
             c += 1
 
 
 @gluon.jit
 def _step(
-    c, t, dk, dv, k, v, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
-    MASK: gl.constexpr, BM: gl.constexpr, DTYPE: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+    c, t, dk, dv, k, vs, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
+    HALF: gl.constexpr, MASK: gl.constexpr, BM: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
 ):  # fmt: skip
     """Query tile t, number c of this program."""
+    DTYPE: gl.constexpr = k.dtype
     zero = gl.zeros([64, BM], gl.float32, LS)
     q_ring.wait(c)
     s = warpgroup_mma(k, q_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
     dout_ring.wait(c)
+    v = resident(vs, HALF)
     dp = warpgroup_mma(v, dout_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
     p = gl.exp2(s * scale - lse_buffers.index(c % q_ring.stages).load(LS))
@@ -86,16 +91,16 @@ def _step(
 
 @gluon.jit
 def _consume(
-    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse, delta, scale,
+    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, ks, vs, q_ring, dout_ring, lse, delta, scale,
     grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
-    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr,
+    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     rows_n = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
-    k = k_buffers.index(HALF)
-    v = v_buffers.index(HALF)
+    k = ks.index(HALF)
+    v = vs.index(HALF)
     dk = gl.zeros([64, D], gl.float32, LO)
     dv = gl.zeros([64, D], gl.float32, LO)
     mbarrier.wait(kv_full, 0)
@@ -104,32 +109,32 @@ def _consume(
     for _ in range(HEADS):
         for t in range(first, full_start):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
             )
             c += 1
         for t in range(full_start, full_stop):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, False, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, False, BM, LS, LO
             )
             c += 1
         for t in range(full_stop, stop):
             dk, dv = _step(
-                c, t, dk, dv, k, v, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, True, BM, DTYPE, LS, LO
+                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
             )
             c += 1
     dk = dk * grad_scale
-    if part >= 0:  # a float32 part, (128, D): `gluon_sum` adds those of a group
+    if part >= 0:  # a float32 part, (128, D): `sum_kernel` adds those of a group
         rows = gl.expand_dims(HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
         columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
         offsets = part.to(gl.int64) * (128 * D) + rows * D + columns
         gl.store(DK_PARTS + offsets, dk)
         gl.store(DV_PARTS + offsets, dv)
     else:
-        k.store(dk.to(DTYPE))
-        v.store(dv.to(DTYPE))
+        k.store(dk.to(k.dtype))
+        v.store(dv.to(v.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
-        tma.async_copy_shared_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
+        copy_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
+        copy_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
         tma.store_wait(0)
 
 
@@ -172,11 +177,9 @@ def dkv_kernel(
         gl.warp_specialize(
             [
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D,
-                            DTYPE)),
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D)),
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D,
-                            DTYPE)),
+                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D)),
                 (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers,
                             q_ring, dout_ring, lse, delta, N, n0, first, stop, hk, head, heads, BM, D, BYTES, Q_ROWS,
                             K_ROWS, V_ROWS, DO_ROWS)),
@@ -184,3 +187,35 @@ def dkv_kernel(
             [4, 1],
             [240, 24],
         )  # fmt: skip
+
+
+# The parts of the key tiles that are split: those of the query heads of a group, added in order.
+
+
+@triton.jit(
+    do_not_specialize=["N", "H", "BLOCKS"],
+    do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "DK", "DV", "SCHEDULE", "ITEMS"],
+)
+def sum_kernel(
+    DK_PARTS, DV_PARTS, DK, DV, SCHEDULE, ITEMS, N, H, BLOCKS,
+    G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A program: ROWS rows of one split tile and one K/V head, of the BLOCKS that a tile has; tiles from the number of
+    split ones on (`tiles.backward_items`) do nothing."""
+    slot = tl.program_id(0) // BLOCKS
+    if slot < tl.load(ITEMS):
+        block = tl.program_id(0) - slot * BLOCKS
+        hk = block // (128 // ROWS)
+        rows = (block - hk * (128 // ROWS)) * ROWS + tl.arange(0, ROWS)
+        columns = tl.arange(0, D)[None, :]
+        parts = (slot * H + hk * G).to(tl.int64) * (128 * D) + rows[:, None] * D + columns
+        dk = tl.load(DK_PARTS + parts)
+        dv = tl.load(DV_PARTS + parts)
+        for g in tl.static_range(1, G):
+            dk += tl.load(DK_PARTS + parts + g * (128 * D))
+            dv += tl.load(DV_PARTS + parts + g * (128 * D))
+        n = tl.load(SCHEDULE + 4 * slot + 1) * 128 + rows
+        target = (n[:, None].to(tl.int64) * (H // G) + hk) * D + columns
+        inside = n[:, None] < N
+        tl.store(DK + target, dk.to(DK.dtype.element_ty), mask=inside)
+        tl.store(DV + target, dv.to(DV.dtype.element_ty), mask=inside)

@@ -1,0 +1,109 @@
+# mypy: ignore-errors
+"""Which kernels of Triton run a call: by device, dtype, head size and options (docs/kernel.md, "Two sets of kernels").
+
+The operator looks at strides when it runs; nothing else is looked at, and nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+import triton
+from torch import Tensor
+
+from . import versions
+from .triton import launch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
+# Portable; Hopper's where they read the layouts; Hopper's or an error; portable with one form of dK/dV or the other.
+PLAIN, AUTO, GLUON, LOOPED, SPLIT = 0, 1, 2, 3, 4
+GLUON_SIZES = (64, 128)
+GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
+INTERPRETED = launch.interpreted()
+
+
+def check(impl: str, q: Tensor) -> None:
+    """Raises where no kernel of Triton takes q: TypeError a dtype, ValueError a head size, RuntimeError a device."""
+    size = q.shape[-1]
+    if q.dtype not in DTYPES:
+        raise TypeError(
+            f'impl="{impl}" takes bfloat16, float16 and float32, not {q.dtype}; impl="reference" takes any float dtype'
+        )
+    if size % 8 or not 8 <= size <= 256:
+        raise ValueError(
+            f'impl="{impl}" takes head sizes that are multiples of 8, from 8 to 256, not {size}; '
+            'impl="reference" takes any'
+        )
+    if INTERPRETED:
+        return
+    if not q.is_cuda:
+        raise RuntimeError(f'impl="{impl}" needs a GPU, q is on {q.device}; impl="reference" runs anywhere')
+    if torch.version.hip is None and (found := capability(q.device.index)) < OLDEST:
+        raise RuntimeError(
+            f'impl="{impl}" needs a GPU of compute capability 8.0 or newer (A100, L4, H100, B200, RTX 30 and later), '
+            f'{q.device} has {found[0]}.{found[1]}; impl="reference" runs anywhere'
+        )
+
+
+def choose(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> int:
+    """Which set of kernels runs: one of the numbers above."""
+    if impl == "triton_plain":
+        return PLAIN
+    objection = gluon_objection(q, window, softcap, scale)
+    if objection is not None:
+        if impl == "gluon":
+            raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
+        return PLAIN
+    untested = version_objection()
+    if untested is None:
+        return GLUON if impl == "gluon" else AUTO
+    if impl == "gluon":
+        raise RuntimeError(f'impl="gluon" cannot run here: {untested}; impl="triton" runs the portable kernels')
+    _say_once(untested)
+    return PLAIN
+
+
+def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str | None:
+    """Why the Hopper kernels do not cover this call, or None; layouts are looked at when it runs."""
+    if not on_hopper(q):
+        return f"they need a GPU of compute capability 9.0 (H100, H200), q is on {q.device}"
+    if INTERPRETED:
+        return "they do not run in Triton's interpreter (TRITON_INTERPRET)"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"they take bfloat16 and float16, not {q.dtype}"
+    if q.shape[-1] not in GLUON_SIZES:
+        return f"they take head sizes 64 and 128, not {q.shape[-1]}"
+    if window or softcap:
+        return "they have no sliding_window and no softcap"
+    return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"
+
+
+def on_hopper(x: Tensor) -> bool:
+    """Whether x lies on a GPU that the Hopper kernels are made for (AMD's MI200 has the same number)."""
+    return x.is_cuda and torch.version.hip is None and capability(x.device.index) == (9, 0)
+
+
+@torch.compiler.assume_constant_result
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of a device."""
+    return torch.cuda.get_device_capability(index)
+
+
+@torch.compiler.assume_constant_result
+def version_objection() -> str | None:
+    """Why the Hopper kernels do not run with the Triton that is here, or None."""
+    return versions.objection(triton.__version__)
+
+
+@torch.compiler.assume_constant_result
+def _say_once(untested: str) -> bool:
+    _say(untested)
+    return True  # a compiler wants a constant
+
+
+@functools.cache
+def _say(untested: str) -> None:
+    warnings.warn(f"{untested}. Until then the portable kernels run, which are slower.", RuntimeWarning, stacklevel=2)

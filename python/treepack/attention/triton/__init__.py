@@ -1,0 +1,1 @@
+"""The portable kernels of tree attention, in plain Triton."""
