@@ -85,7 +85,7 @@ def check(row: Row, samples: list[dict[str, Any]]) -> str:
     if not (bound.tokens <= ours.tokens <= peer.tokens and bound.trees <= ours.trees <= peer.trees):
         return f"{where}: shared gives {ours}, allowed is from the bound {bound} to the best peer {peer}"
     try:
-        check_packed(packed, samples, max_tokens=row.max_tokens)
+        check_packed(packed, samples)
     except PackError as error:
         return f"{where}: {error}"
     return ""
@@ -170,7 +170,7 @@ def ranks_table(held: list[tuple[Row, list[dict[str, Any]]]]) -> Table:
         shown = []
         for ranks in RANKS:
             packed = pack(samples, row.max_tokens, "shared", ranks=ranks)
-            check_packed(packed, samples, max_tokens=row.max_tokens, ranks=ranks)
+            check_packed(packed, samples)
             stats = packed.stats
             extra = stats.packed_tokens - alone.tokens
             percent = 100 * extra / alone.tokens

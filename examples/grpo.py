@@ -65,10 +65,8 @@ def score(model: Qwen2ForCausalLM, samples: list[dict[str, Any]], packed: bool) 
     for group in (samples[:4], samples[4:]):
         values = [alone_log_probs(model, sample) for sample in group] if not packed else []
         if packed:
-            for tree in treepack.pack(group, max_tokens=256):
-                device = tree.to(model.device)
-                log_probs = device.unpack_terms(treepack.term_log_probs(model, device))
-                values += [x for _, x in sorted(zip(tree.sample_index.tolist(), log_probs, strict=True))]
+            trees = treepack.pack(group, max_tokens=64)  # some: values come back by sample, whatever their tree
+            values = trees.unpack_terms([treepack.term_log_probs(model, tree.to(model.device)) for tree in trees])
         for sample, log_probs in zip(group, values, strict=True):
             sample["old_log_probs"] = np.zeros(len(sample["input_ids"]))
             sample["old_log_probs"][sample["completion_mask"] > 0] = log_probs.cpu().numpy()

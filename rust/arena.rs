@@ -1,5 +1,7 @@
 //! The samples of an open micro-batch, copied end to end: the caller's arrays may change after `add`.
 
+use crate::error::Fault;
+use crate::memory::room_for;
 use crate::samples::{KeptSets, SampleColumn, Samples, Sequences, TokenColumn};
 
 /// Bytes end to end, and what the column is called.
@@ -68,6 +70,23 @@ impl Arena {
     /// The columns in words.
     pub fn describe(&self) -> String {
         describe_columns(&self.samples(0))
+    }
+
+    /// Room for one sample more, which has the arena's columns, or an error.
+    pub fn make_room(&mut self, sample: &Samples) -> Result<(), Fault> {
+        let tokens = sample.ids[0].len();
+        room_for(&mut self.ids, tokens)?;
+        if let Some(mask) = &mut self.mask {
+            room_for(mask, tokens)?;
+        }
+        for rows in self.identity.iter_mut().chain(&mut self.token_columns) {
+            room_for(&mut rows.bytes, tokens * rows.width)?;
+        }
+        if let (Some(to), Some(from)) = (&mut self.kept, &sample.kept) {
+            room_for(&mut to.ids, from.ids[0].len())?;
+            room_for(&mut to.counts, tokens)?;
+        }
+        Ok(())
     }
 
     /// Copies the one sample of `sample`, which has the arena's columns.

@@ -40,6 +40,10 @@ pub enum Fault {
 }
 
 impl Fault {
+    pub fn memory(bytes: u64, error: impl Display) -> Self {
+        Fault::Memory { bytes, error: error.to_string() }
+    }
+
     pub fn in_sample(self, sample: usize) -> PackError {
         PackError { sample: Some(sample), token: None, fault: self }
     }
@@ -102,7 +106,7 @@ impl Fault {
                 "the call has {has} {what}; at most {MAX_INDEX} are possible, since every index is int32"
             )),
             Fault::Memory { bytes, error } => {
-                Words::plain(format!("no memory for {bytes} bytes of packed trees: {error}"))
+                Words::plain(format!("no memory for {bytes} bytes, which the packing may need: {error}"))
             }
             Fault::Option { option, got, allowed } => Words::plain(format!("{option} is {got}; allowed is {allowed}")),
         }

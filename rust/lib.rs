@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! error, simd <- samples <- runs, trie <- kept_sets <- plan, terms
+//! error <- memory <- runs, arena, pack
 //! error <- options <- plan, layout
 //! arrays, trie <- layout <- terms <- writer
 //! plan, layout, slab <- packed <- writer <- pack, stream
@@ -25,6 +26,7 @@ mod error;
 mod groups;
 mod kept_sets;
 mod layout;
+mod memory;
 mod options;
 mod pack;
 mod packed;
@@ -46,6 +48,7 @@ mod python;
 pub use arrays::{Axis, Field, Present, Sizes, TreeArray, TreeView, ALIGN, ARRAYS};
 pub use error::{Fault, PackError, Words, MAX_INDEX};
 pub use layout::Disagreement;
+pub use memory::working_bytes;
 pub use options::{Options, Order, Placement};
 pub use pack::pack;
 pub use packed::{Packed, Skipped, Stats, Tree};

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::error::PackError;
 use crate::kept_sets::{KeptIndex, KeptPrice};
+use crate::memory::{ask, working_bytes};
 use crate::options::{Limits, Options};
 use crate::packed::{Packed, Skipped};
 use crate::plan::{place, rank_trees, Balance, Demand};
@@ -17,7 +18,10 @@ pub fn pack(samples: &Samples, options: &Options) -> Result<Packed, PackError> {
     let mut clock = Clock::start();
     let limits = options.limits()?;
     samples.check()?;
+    ask(working_bytes(samples.len(), 0, 0))?;
     let runs = Runs::new(samples)?;
+    let kept_terms = samples.kept.as_ref().map_or(0, |_| runs.terms.iter().map(|&terms| terms as usize).sum());
+    ask(working_bytes(samples.len(), runs.count(), kept_terms))?;
     let kept_index = match &samples.kept {
         Some(kept) => Some(KeptIndex::new(samples, kept, &runs, options.max_id())?),
         None => None,

@@ -2,6 +2,7 @@
 //! since a mask has few of them and many tokens.
 
 use crate::error::{Fault, PackError};
+use crate::memory::room_for;
 use crate::samples::Samples;
 use crate::simd::run_end;
 
@@ -42,6 +43,11 @@ impl Runs {
         &self.runs[a as usize..b as usize]
     }
 
+    /// Runs of all samples.
+    pub fn count(&self) -> usize {
+        self.runs.len()
+    }
+
     /// Adds the samples of `other` after these.
     pub fn append(&mut self, other: &Runs) {
         let first = self.runs.len() as u32;
@@ -75,6 +81,9 @@ impl Runs {
             }
             let start = at.max(1);
             if start < end {
+                if self.runs.len() == self.runs.capacity() {
+                    room_for(&mut self.runs, 1)?;
+                }
                 self.runs.push((start as u32, end as u32));
                 terms += (end - start) as u32;
             }

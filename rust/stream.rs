@@ -74,6 +74,7 @@ impl Stream {
         ];
         let (limits, ranks, label) = (self.limits, self.options.ranks as usize, self.options.label_branching);
         let batch = self.batch.get_or_insert_with(|| Batch::new(sample, label, &limits, ranks));
+        batch.arena.make_room(sample)?;
         let mut closed = None;
         let tree = match batch.insert(sample).then(|| batch.best_tree(need)).flatten() {
             Some(tree) => tree,

@@ -32,8 +32,7 @@ impl Writer<'_, '_> {
         let schema = Schema::new(self.samples, self.options.label_branching);
         let members = forest.members();
         let bound = self.bound(&schema, forest, &members, kept_totals);
-        let no_memory = |error: std::io::Error| Fault::Memory { bytes: bound as u64, error: error.to_string() };
-        let mut slab = Slab::new(bound).map_err(no_memory)?;
+        let mut slab = Slab::new(bound).map_err(|error| Fault::memory(bound as u64, error))?;
         let offsets = self.samples.offsets();
         let mut shape = Shape::new(self.trie);
         let mut terms = Terms::default();

@@ -37,7 +37,7 @@ PYTHON = """
 """
 RUST = """
     error simd groups tiles
-    samples padding slab
+    samples padding slab memory
     options runs trie arrays arena
     kept_sets
     plan layout

@@ -29,7 +29,7 @@ NEEDS = [
     ("pyarrow", "import treepack.offline.rows", "treepack.offline needs pyarrow: pip install 'treepack[cli]'"),
     ("pyarrow", READ.format("x.parquet"), "x.parquet: Parquet needs pyarrow: pip install 'treepack[cli]'"),
     ("pyarrow", READ.format("x.jsonl.zst"), "x.jsonl.zst: .zst needs pyarrow: pip install 'treepack[cli]'"),
-    ("datasets", READ.format("folder"), "folder: a Hugging Face dataset needs datasets: pip install datasets"),
+    ("pyarrow", READ.format("folder"), "folder: a Hugging Face dataset needs pyarrow: pip install 'treepack[cli]'"),
     (
         "transformers",
         "from treepack.readers.chat import ChatEncoder; ChatEncoder('folder')",

@@ -1,10 +1,11 @@
 //! Errors -> objects of `treepack.errors`, which have the same fields and make the same text of them.
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
-use crate::{PackError, Words};
+use crate::{Fault, PackError, Words};
 
 static PACK_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PACK_TYPE_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -25,6 +26,9 @@ impl From<PackError> for PyErr {
 
 fn object<'py>(py: Python<'py>, error: &PackError) -> PyResult<Bound<'py, PyAny>> {
     let Words { head, token_as, tail } = error.fault.words();
+    if let Fault::Memory { .. } = error.fault {
+        return py.get_type::<PyMemoryError>().call1((head,));
+    }
     let fields = PyDict::new(py);
     fields.set_item("sample", error.sample)?;
     fields.set_item("token", error.token)?;

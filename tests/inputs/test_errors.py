@@ -90,6 +90,17 @@ def test_ids_that_overflow_an_int32_view_are_not_wrapped():
             treepack.pack([{"input_ids": np.full(n, 5)}, {"input_ids": ids}], max_tokens=1000)
 
 
+@pytest.mark.parametrize("column", [{"old_log_probs": [0.0, -1e39, 0.0]}, {"advantage": -1e39}])
+def test_a_python_float_that_float32_cannot_hold(column):
+    """It must not become infinite; one that is infinite stays so, and an array keeps its dtype."""
+    (name,) = column
+    said = rf"sample 1: {name} holds -1e\+39, and Python floats become float32, up to 3.4e38"
+    with pytest.raises(treepack.PackError, match=said):
+        treepack.pack([{**GOOD, name: np.multiply(column[name], 0).tolist()}, {**GOOD, **column}], max_tokens=100)
+    treepack.pack([{**GOOD, name: np.array(column[name], np.float64)}], max_tokens=100)
+    assert np.isinf(treepack.pack([{**GOOD, "advantage": float("inf")}], max_tokens=100)[0].terms["advantage"]).all()
+
+
 @pytest.mark.parametrize("name", ["completion_mask", "old_log_probs", "identity", "extra"])
 @pytest.mark.parametrize("length", [0, 2, 4])
 def test_ragged_columns(name, length):
@@ -307,7 +318,7 @@ def test_torch_tensors_give_the_same_bytes():
 
 
 def test_python_scalars_and_lists_have_fixed_dtypes():
-    sample = {"input_ids": [1, 2], "f": 0.5, "i": 3, "b": True, "fs": [0.5, 1.5], "is": [1, 2], "bs": [True, False]}
+    sample = {"input_ids": [1, 2], "f": 0.5, "i": 3, "b": True, "fs": [0.5, 1.5], "is": [1, 2], "bs": [True, True]}
     (tree,) = treepack.pack([sample], max_tokens=100)
     kinds = {"f": np.float32, "i": np.int64, "b": np.bool_, "fs": np.float32, "is": np.int64, "bs": np.bool_}
     assert {name: tree.terms[name].dtype for name in kinds} == {name: np.dtype(x) for name, x in kinds.items()}

@@ -81,7 +81,7 @@ def test_what_it_advises_trains_what_the_mask_says(name):
 def test_columns_that_were_ready_before_hide_nothing():
     """Arrays with the columns of the last call are packed without a look from Python; these have others."""
     good = {"input_ids": np.array(IDS), "labels": value("labels"), "completion_mask": np.array(TRAINED, np.uint8)}
-    plain = {"input_ids": np.array(IDS), "weight": value("labels")}
+    plain = {"input_ids": np.array(IDS), "weight": np.array([3, 1, 2])}
     for ready in (good, plain):
         for _ in range(2):
             treepack.pack([ready, ready], max_tokens=8)

@@ -146,7 +146,7 @@ def test_masked_arrays_in_a_flat_batch_are_refused(name):
 
 
 def test_a_name_is_in_positions_even_where_samples_disagree():
-    samples = [{"input_ids": [1, 2], "agreed": [7, 8], "disputed": [i, i], "single": i} for i in range(2)]
+    samples = [{"input_ids": [1, 2], "agreed": [7, 8], "disputed": [i + 2, i + 2], "single": i} for i in range(2)]
     (tree,) = treepack.pack(samples, max_tokens=8)
     assert "agreed" in tree.positions
     assert "disputed" in tree.positions  # asking for a name is not reading it

@@ -138,9 +138,9 @@ def test_an_error_names_the_sample_of_the_file(tmp_path, placement):
 @pytest.mark.parametrize("placement", ["first_fit", "stream"])
 def test_a_column_that_is_named_like_a_sample(tmp_path, placement, name):
     """Samples are counted over the file, and what a user named stays as it is."""
-    samples = [{"input_ids": [number] * 10, name: [0] * 10} for number in range(20)]
+    samples = [{"input_ids": [number] * 10, name: [5] * 10} for number in range(20)]
     call = {"max_tokens": 20, "window": 40, "placement": placement}
-    samples[17][name] = [0] * 9
+    samples[17][name] = [5] * 9
     with pytest.raises(PackError) as error:
         write(samples, tmp_path, **call)
     assert str(error.value).startswith(f"sample 17: {name} has 9 rows; input_ids has 10 tokens, so 10 are needed; ")

@@ -179,7 +179,7 @@ def test_packed_is_a_sequence():
         stats.trees = 7
 
 
-@pytest.mark.parametrize("name", ["to", "subtree_end", "input_ids", "terms", "unpack", "num_tokens", "buffer"])
+@pytest.mark.parametrize("name", ["to", "subtree_end", "input_ids", "terms", "path_index", "num_tokens", "buffer"])
 def test_packed_is_not_a_tree_and_says_so(name):
     packed = treepack.pack([{"input_ids": [1, 2]}], max_tokens=4)
     with pytest.raises(AttributeError) as caught:

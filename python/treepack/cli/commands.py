@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ import typer
 from .._optional import MissingPackage
 from .._version import __version__
 from ..errors import PackError, PackTypeError
-from ..readers import ReadError
+from ..readers import ReadError, ReadWarning
 from .doctor_command import doctor
 from .inspect_command import inspect
 from .pack_command import pack
@@ -71,7 +73,8 @@ def run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name with letters that the terminal lacks is no reason to fail
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=list(arguments) or ["--help"], prog_name="treepack", standalone_mode=False)
+        with _warnings_as_lines():
+            code = app(args=list(arguments) or ["--help"], prog_name="treepack", standalone_mode=False)
         if sys.stdout is not None:  # None where the caller has closed it
             sys.stdout.flush()
         return int(code or 0)
@@ -82,6 +85,23 @@ def run(arguments: Sequence[str]) -> int:
         return _say(_line(error), 2)
     except KeyboardInterrupt:  # outside of any command
         return _say("interrupted", 130)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """What a reader warns of, as lines on stderr like any other message."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ReadWarning)
+        show = warnings.showwarning
+
+        def say(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, ReadWarning):
+                _say(f"warning: {message}", 0)
+            else:
+                show(message, category, *place, **more)
+
+        warnings.showwarning = say
+        yield
 
 
 def _line(error: BaseException) -> str:

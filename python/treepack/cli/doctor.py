@@ -136,7 +136,7 @@ def _check_packing(samples: list[dict[str, Any]]) -> str:
         for placement in ("shared", "first_fit"):
             options: dict[str, Any] = {"max_tokens": budget, "branching": branching, "placement": placement}
             packed = pack(samples, **options)
-            check_packed(packed, samples, **options)
+            check_packed(packed, samples)
             ways += 1
     return f"{len(samples)} samples, {ways} ways, trees of at most {budget} tokens: every array as the samples say"
 

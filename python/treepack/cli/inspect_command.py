@@ -15,10 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .._core import PackError
 from .._version import __version__
-from ..offline.options import WINDOW
+from ..offline.options import WINDOW, Options
+from ..offline.pair_files import Pairs, open_pairs
+from ..offline.pairs import Pair, samples_of
 from ..packing.options import Placement
 from ..readers import ReadError, Rollouts, open_rollouts
 from . import tables
+from .pair_survey import PairSurvey
+from .quality import COLUMNS as LOOKED_AT
+from .quality import Quality, positions_of
 from .survey import COLUMNS, Survey
 from .terminal import stdout
 
@@ -30,11 +35,21 @@ def inspect(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a tree.")] = 16384,
     max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
     placement: Annotated[Placement, typer.Option(help="The one that the summary and the page are about.")] = "shared",
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
+    ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where a column is: input_ids=my_tokens, prompt_ids=steps[].prompt."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples at most.")] = None,
+    max_positions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Positions of the model: longer samples are counted. Else from the tokenizer's folder."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read this many samples, or pairs, at most.")] = None,
     window: Annotated[
         int, typer.Option(min=1, help="Raw tokens that are placed together; bounds the memory.")
     ] = WINDOW,
@@ -44,23 +59,34 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what packing would save: tokens, attention work, and what each placement keeps of it."""
-    rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+    rollouts: Rollouts | Pairs
+    survey: Survey
+    if pairs:
+        Options(max_tokens=max_tokens, max_terms=max_terms, placement=placement, pairs=True)  # says what does not go
+        rollouts = open_pairs(file, columns=columns_of(column), tokenizer=tokenizer)
+        survey = PairSurvey(max_tokens, window, placement if html else None)
+    else:
+        rollouts = open_rollouts(file, columns=columns_of(column), tokenizer=tokenizer)
+        survey = Survey(max_tokens, max_terms, window, placement if html else None)
     if html is not None:
         _check_page(html, rollouts)
-    survey = Survey(max_tokens, max_terms, window, placement if html else None)
+    quality = Quality(max_positions if max_positions is not None else positions_of(tokenizer))
     try:
-        for sample in _read(rollouts, limit):
-            survey.add(sample)
-        numbers = survey.finish()
+        for row in _read(rollouts, limit):
+            for sample in samples_of(row) if isinstance(row, Pair) else (row,):
+                quality.add(sample)
+            survey.add(row)
+        numbers = survey.finish() | {"quality": quality.finish()}
     except (PackError, TypeError) as error:  # what `pack` raises for samples
         raise ReadError(f"{file}: {error}") from None
     if not numbers["samples"]:
         raise ReadError(f"{file}: {_none_fits(numbers)}")
     if html is not None:
-        _draw(survey, numbers, file, html)
+        _draw(survey, numbers, rollouts, html)
     chosen = numbers["placements"][placement]
     expected = {"placement": placement, "linear": chosen["packing_ratio"], "attention": chosen["attention_ratio"]}
     source = {"file": file, "format": rollouts.format, "columns": rollouts.columns, "limit": limit}
+    source["account"] = rollouts.account.to_json()
     numbers = {"treepack": __version__, **source, **numbers, "expected": expected, "html": html}
     if as_json:
         print(json.dumps(numbers))
@@ -83,10 +109,11 @@ def columns_of(options: list[str] | None) -> dict[str, str]:
     return columns
 
 
-def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
-    """The samples, with a bar on stderr where that is a terminal."""
+def _read(rollouts: Rollouts | Pairs, limit: int | None) -> Iterator[Any]:
+    """The samples or pairs, with a bar on stderr where that is a terminal."""
     console = Console(stderr=True)
-    shown = "{task.completed:.0%} of the file, {task.fields[samples]:,} samples"
+    rows = "samples" if isinstance(rollouts, Rollouts) else "pairs"
+    shown = f"{{task.completed:.0%}} of the file, {{task.fields[samples]:,}} {rows}"
     columns = (BarColumn(), TextColumn(shown), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, samples=0)
@@ -95,11 +122,13 @@ def _read(rollouts: Rollouts, limit: int | None) -> Iterator[dict[str, Any]]:
             share = max(rollouts.fraction, samples / limit if limit else 0.0)
             bar.update(task, completed=min(share, 1.0), samples=samples)
 
-        batches = rollouts.batches(min(limit or 1024, 1024), names=COLUMNS, progress=progress)
+        batches = rollouts.batches(min(limit or 1024, 1024), names=(*COLUMNS, *LOOKED_AT), progress=progress)
         yield from islice((sample for batch in batches for sample in batch), limit)
+        if limit is not None:
+            rollouts.check_terms(whole=False)
 
 
-def _check_page(html: str, rollouts: Rollouts) -> None:
+def _check_page(html: str, rollouts: Rollouts | Pairs) -> None:
     """ReadError for a page that cannot be written there, before the file is read for minutes."""
     page = Path(html)
     if not html or page.is_dir():
@@ -118,8 +147,8 @@ def _none_fits(numbers: dict[str, Any]) -> str:
     )
 
 
-def _draw(survey: Survey, numbers: dict[str, Any], file: str, html: str) -> None:
+def _draw(survey: Survey, numbers: dict[str, Any], rollouts: Rollouts | Pairs, html: str) -> None:
     from ..reports import report
 
     part = "" if survey.drawn_samples == numbers["samples"] else f", the first {survey.drawn_samples:,} samples"
-    report(survey.drawn, title=f"{file}{part}").save(html)
+    report(survey.drawn, title=f"{rollouts.path}{part}", columns=rollouts.account).save(html)

@@ -15,14 +15,15 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from ..errors import PackError, PackTypeError
-from ..offline.options import SHARD_TOKENS, WINDOW, Options
+from ..inputs.finite import NonFiniteError
+from ..offline.options import SHARD_TOKENS, WINDOW, NonFinite, Options
 from ..packing.options import Branching, Order, Overlong, Placement
 from .inspect_command import columns_of
 from .terminal import counted, printable
 
 if TYPE_CHECKING:
-    from ..offline.files import Pairs
     from ..offline.manifest import Manifest
+    from ..offline.pair_files import Pairs
     from ..offline.writer import Progress
     from ..readers import Rollouts
 
@@ -51,11 +52,15 @@ def pack(
     order: Annotated[Order, typer.Option(help="Of siblings.")] = "largest_first",
     overlong: Annotated[Overlong, typer.Option(help="What of samples that fit no tree.")] = "raise",
     pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
+    non_finite_log_probs: Annotated[
+        NonFinite, typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
+    ] = "raise",
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Rows are preference pairs (chosen, rejected): both stay in one tree.")
     ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Where a column is, say input_ids=my_tokens.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where a column is: input_ids=my_tokens, prompt_ids=steps[].prompt."),
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Tokenizer folder, for chat messages.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in the folder.")] = False,
@@ -73,7 +78,10 @@ def pack(
         raise PackError("--out is empty; name a folder")
     options = Options.of(given)
     try:
-        with _Bar(open_input(file, pairs, columns_of(column), tokenizer)) as bar:
+        rows = open_input(file, pairs, columns_of(column), tokenizer)
+        told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
+        before = read(Path(out)) if resume else None
+        with _Bar(rows) as bar:
             name = Path(file).name
             manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
@@ -86,7 +94,11 @@ def pack(
         _for_command_line(error, file, pairs)
         raise
     numbers = summary(manifest, Path(out), time.perf_counter() - started)
-    print(json.dumps(numbers) if as_json else _line(numbers, pairs))
+    numbers["account"] = rows.account.to_json()
+    numbers["already_finished"] = before is not None and before.finished
+    if numbers["already_finished"]:
+        told.insert(0, f"nothing was packed: {printable(out)} holds this packing, finished by an earlier run")
+    print(json.dumps(numbers) if as_json else "\n".join([_line(numbers, pairs), *told]))
 
 
 def summary(manifest: Manifest, out: Path, seconds: float) -> dict[str, Any]:
@@ -132,7 +144,9 @@ def _for_command_line(error: PackError | PackTypeError, file: str, pairs: bool) 
     """Say the file where the error is of samples in it, and what to do at the command line."""
     if error.sample is not None or error.source:
         error.source = f"{file}: {error.source}" if error.source else file
-    if error.budget is not None and pairs:
+    if isinstance(error, NonFiniteError):
+        error.remedy = "leave such samples out, train other tokens, or keep them with --non-finite-log-probs keep"
+    elif error.budget is not None and pairs:
         error.remedy = "raise --max-tokens, or leave such pairs out with --overlong skip"
     elif error.budget is not None:
         error.remedy = "raise it, or leave such samples out with --overlong skip"
@@ -147,7 +161,7 @@ class _Bar:
         self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("reading", total=1.0)
         self._rows = rows
-        self.fingerprint = rows.fingerprint
+        self.fingerprint, self.account = rows.fingerprint, rows.account
 
     def batches(self, samples: int = 1024, *, start: int = 0) -> Iterator[list[Any]]:
         for batch in self._rows.batches(samples, start=start):

@@ -27,6 +27,11 @@ _DRAWN = 32
 _NAMED = 5
 
 
+def surveyed(sample: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a sample that change a number."""
+    return {name: value for name, value in sample.items() if name == "input_ids" or name in COLUMNS}
+
+
 @dataclass
 class Totals:
     """Sums over the trees of one way to pack."""
@@ -41,8 +46,25 @@ class Totals:
         self.attention_pairs += stats.attention_pairs
 
 
+@dataclass
+class Sums:
+    """What the samples of all windows have together."""
+
+    samples: int = 0
+    raw_tokens: int = 0
+    terms: int = 0
+    attention_pairs_alone: int = 0
+    skipped: int = 0
+
+    def add(self, stats: Stats) -> None:
+        self.samples += stats.samples
+        self.raw_tokens += stats.raw_tokens
+        self.terms += stats.terms
+        self.attention_pairs_alone += stats.attention_pairs_alone
+
+
 class Survey:
-    """Takes samples with `add` and gives numbers with `finish`.
+    """Takes samples with `add` and gives numbers with `finish`; of preference pairs `PairSurvey`.
 
     Arguments:
         max_tokens, max_terms: the budget, as of `treepack.pack`.
@@ -50,12 +72,14 @@ class Survey:
         draw: keep trees of this placement in `drawn`: those of the first window, or the first of the stream.
     """
 
+    placements: tuple[Placement, ...] = PLACEMENTS
+
     def __init__(self, max_tokens: int, max_terms: int | None, window: int, draw: Placement | None = None):
         self.drawn: Packed | list[HostTree] = []
         self.drawn_samples = 0
         self._budget: dict[str, Any] = {"max_tokens": max_tokens, "max_terms": max_terms}
         self._stream = Packer(**self._budget, overlong="skip")
-        self._totals = {name: Totals() for name in (*PLACEMENTS, "no_budget")}
+        self._totals = {name: Totals() for name in (*self.placements, "no_budget")}
         self._window: list[dict[str, Any]] = []
         self._window_size, self._window_tokens = window, 0
         self._windows = 0
@@ -66,17 +90,24 @@ class Survey:
         self._first_skipped: list[Skipped] = []
 
     def add(self, sample: dict[str, Any]) -> None:
-        """Take one sample: `input_ids` and what of COLUMNS there is, as arrays."""
+        """Take one sample; of its columns, as arrays, `input_ids` and those of COLUMNS count."""
+        sample = surveyed(sample)
         for trees in self._stream.add(sample):
             self._show(list(trees))
         if self._stream.skipped:
             self._skip(self._stream.skipped.pop())
             return
-        ids = sample["input_ids"]
+        self._count(sample["input_ids"])
+        self._hold(sample, len(sample["input_ids"]))
+
+    def _count(self, ids: Any) -> None:
         self._hashes.append(int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"))
         self._longest = max(self._longest, len(ids))
-        self._window.append(sample)
-        self._window_tokens += len(ids)
+
+    def _hold(self, row: Any, tokens: int) -> None:
+        """Keep a row until its window is full."""
+        self._window.append(row)
+        self._window_tokens += tokens
         if self._window_tokens >= self._window_size:
             self._close()
 
@@ -84,13 +115,11 @@ class Survey:
         """The numbers, ready for JSON; docs/cli.md says what each means."""
         if self._window:
             self._close()
-        for trees in self._stream.flush():
-            self._show(list(trees))
-        stats = self._stream.stats
-        self._totals["stream"].add(stats)
+        stats = self._all()
         hashes = np.frombuffer(self._hashes, np.uint64)
         return {
             **self._budget,
+            "pairs": None,
             "samples": stats.samples,
             "raw_tokens": stats.raw_tokens,
             "longest_sample": self._longest,
@@ -110,22 +139,33 @@ class Survey:
             },
         }
 
+    def _all(self) -> Stats | Sums:
+        """What all samples that fit have together."""
+        for trees in self._stream.flush():
+            self._show(list(trees))
+        self._totals["stream"].add(self._stream.stats)
+        return self._stream.stats
+
     def _close(self) -> None:
         """Place the samples of a window together, in each way."""
         window, tokens = self._window, self._window_tokens
         self._window, self._window_tokens = [], 0
         self._windows += 1
-        one_tree = pack(window, max_tokens=tokens, placement="first_fit")
-        self._totals["no_budget"].add(one_tree.stats)
-        for tree in one_tree:
-            # A sample ends where its last segment does: whoever goes on from there has it as a strict prefix.
-            self._prefixes += int(np.isin(tree.sample_last_segment, tree.segment_parent).sum())
-        del one_tree
+        self._share(window, tokens)
         for placement in ("shared", "first_fit"):
             packed = pack(window, **self._budget, placement=placement)
             self._totals[placement].add(packed.stats)
             if placement == self._draw and self._windows == 1:
                 self.drawn, self.drawn_samples = packed, len(window)
+
+    def _share(self, samples: list[dict[str, Any]], tokens: int) -> Stats:
+        """What samples of a window share where no budget parts them."""
+        one_tree = pack(samples, max_tokens=tokens, placement="first_fit")
+        self._totals["no_budget"].add(one_tree.stats)
+        for tree in one_tree:
+            # A sample ends where its last segment does: whoever goes on from there has it as a strict prefix.
+            self._prefixes += int(np.isin(tree.sample_last_segment, tree.segment_parent).sum())
+        return one_tree.stats
 
     def _show(self, trees: list[HostTree]) -> None:
         if self._draw == "stream" and isinstance(self.drawn, list) and len(self.drawn) < _DRAWN:
@@ -139,7 +179,7 @@ class Survey:
         if len(self._first_skipped) < _NAMED:
             self._first_skipped.append(skipped)
 
-    def _placement(self, name: str, stats: Stats) -> dict[str, Any]:
+    def _placement(self, name: str, stats: Stats | Sums) -> dict[str, Any]:
         totals, raw = self._totals[name], stats.raw_tokens
         packed, pairs = totals.packed_tokens, totals.attention_pairs
         could_save = raw - self._totals["no_budget"].packed_tokens

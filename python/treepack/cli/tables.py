@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..inputs.account import ColumnAccount
 from .terminal import print_table, printable
 
 _TITLES = {"shared": "shared", "first_fit": "first fit", "stream": "stream", "no_budget": "no budget"}
@@ -22,8 +23,14 @@ def print_survey(console: Console, numbers: dict[str, Any]) -> None:
         name if name == column else f"{name} from {column}" for name, column in numbers["columns"].items()
     )
     console.print(printable(f"{numbers['file']} ({numbers['format']}): {taken}"), soft_wrap=True)
+    if "account" in numbers:
+        lines = ColumnAccount.from_json(numbers["account"]).lines()
+        for line in (line for line in lines if not line.startswith("read: ")):  # those are in the line above
+            console.print(printable(line), soft_wrap=True)
     print_table(console, _file_table(numbers))
     print_table(console, _placement_table(numbers))
+    if "quality" in numbers:
+        print_table(console, _quality_table(numbers["quality"]))
     for note in _notes(numbers):
         console.print(note)
 
@@ -35,7 +42,9 @@ def _file_table(numbers: dict[str, Any]) -> Table:
     table.add_column()
     samples, windows = numbers["samples"], numbers["windows"]
     mean = numbers["raw_tokens"] / samples
+    pairs = [("pairs", numbers["pairs"], "chosen and rejected lie in one tree")] if numbers.get("pairs") else []
     rows = [
+        *pairs,
         ("samples", samples, f"up to {numbers['limit']:,} were asked for" if numbers["limit"] else ""),
         ("raw tokens", numbers["raw_tokens"], f"{mean:,.0f} a sample, the longest has {numbers['longest_sample']:,}"),
         ("loss terms", numbers["loss_terms"], "packing merges none"),
@@ -46,6 +55,40 @@ def _file_table(numbers: dict[str, Any]) -> Table:
     for name, value, note in rows:
         table.add_row(name, f"{value:,}", note)
     return table
+
+
+def _quality_table(quality: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, title="data quality", title_justify="left", title_style="bold")
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    terms, log_probs = quality["without_terms"], quality["non_finite_log_probs"]
+    groups, long = quality["zero_advantage_groups"], quality["beyond_positions"]
+    table.add_row(
+        "samples without a term",
+        f"{terms['samples']:,}",
+        _first(map(str, terms["first"]), "samples") or "nothing of them is trained",
+    )
+    if log_probs is not None:
+        first = (f"sample {x['sample']} at token {x['token']}: {x['value']}" for x in log_probs["first"])
+        note = _first(first) or "at trained tokens"
+        table.add_row("NaN or infinite log-probs", f"{log_probs['samples']:,}", note)
+    if groups is not None:
+        note = (
+            _first((printable(str(group)) for group in groups["first"]), "groups")
+            or f"all of which are 0; of {groups['of']:,} groups"
+        )
+        table.add_row("groups without an advantage", f"{groups['groups']:,}", note)
+    if long is not None:
+        first = (f"sample {x['sample']} with {x['tokens']:,}" for x in long["first"])
+        note = _first(first) or f"of {long['max_positions']:,} (--max-positions)"
+        table.add_row("longer than the positions", f"{long['samples']:,}", note)
+    return table
+
+
+def _first(shown: Iterable[str], noun: str = "") -> str:
+    listed = list(shown)
+    return f"first {noun} {', '.join(listed)}".replace("  ", " ") if listed else ""
 
 
 def _within(windows: int) -> str:

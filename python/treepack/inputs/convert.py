@@ -63,10 +63,22 @@ def _as_numpy(value: Any, where: Where) -> Array:
         # An empty list says nothing of its dtype.
         return array.astype(np.int64)
     if array.dtype == np.float64 and not isinstance(value, np.generic):
-        return array.astype(np.float32)
+        return _to_float32(array, where)
     if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
         raise where.error(f"holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
     return array
+
+
+def _to_float32(array: Array, where: Where, of_samples: bool = False) -> Array:
+    """Python floats as float32; PackError for one that is too large for it. `of_samples`: one of each sample."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32)
+    except FloatingPointError:
+        at = int(np.where(np.isfinite(array), np.abs(array), 0.0).argmax())
+        where = Where(where.column, at) if of_samples else where
+        text = f"holds {array.flat[at]}, and Python floats become float32, up to 3.4e38; give an array of float64"
+        raise where.error(text) from None
 
 
 def _no_numbers(array: Array) -> str:
@@ -207,7 +219,7 @@ def _stack(values: Any, where: Where) -> Array:
         kinds = set(map(type, values))
     array = np.asarray(values)
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
-        array = array.astype(np.float32)
+        array = _to_float32(array, where, of_samples=True)
     if array.dtype.kind == "O":
         largest = max(range(array.size), key=lambda i: abs(array[i])) if array.ndim == 1 else None
         raise Where(where.column, largest).error("holds an integer that does not fit into 64 bits")
@@ -225,7 +237,9 @@ def _scalar(value: Any, where: Where) -> Any:
 
 
 def plain(value: Any, where: Where) -> Any:
-    """A NumPy scalar, 0-d array or tensor as the number that it holds; anything else as it is."""
+    """A NumPy scalar, 0-d array or tensor as the number or text that it holds; anything else as it is."""
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "USO":
+        return value.item()
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return to_numpy(value, where)[()].item()
     return value

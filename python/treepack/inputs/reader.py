@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from .._core import Formats, PackError
+from . import column_checks
 from . import samples as columns_of
 from .columns import Format, Inputs, ready_formats
 
@@ -25,6 +26,9 @@ class _Look(NamedTuple):
     core: Formats
     formats: dict[str, Format]
     """Row format of each gathered column, by name."""
+    looked_at: Sequence[str]
+    """Columns whose values have to be looked at each time, lest one of them is a mask."""
+    masked: bool
 
 
 class Reader:
@@ -40,7 +44,7 @@ class Reader:
         what is wrong is said by those who read the columns and know more.
         """
         look = self._look
-        if look is None:
+        if look is None or not column_checks.harmless(samples, look.looked_at, look.masked):
             return None
         try:
             made = call(samples, look.core)
@@ -52,10 +56,11 @@ class Reader:
         """The columns of samples in any form that `treepack.pack` takes."""
         return columns_of.read(samples, per_token, per_sample)
 
-    def learn(self, columns: Inputs) -> None:
-        """Remember what columns look like that were read from a list of samples and could be packed."""
+    def learn(self, columns: Inputs, looked_at: Sequence[str] = ()) -> None:
+        """Remember what columns look like that were read from a list of samples and could be packed. `looked_at`: those
+        whose values are looked at again, in each list of samples that is borrowed."""
         if isinstance(columns.ids, list) and columns.ids:
-            self._look = _Look(ready_formats(columns), columns.formats)
+            self._look = _Look(ready_formats(columns), columns.formats, looked_at, columns.mask is not None)
 
 
 class Readers:

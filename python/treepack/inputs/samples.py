@@ -10,7 +10,8 @@ import numpy as np
 
 from .. import _core
 from ..errors import PackError, Where
-from .aliases import disguised_mask, no_ids
+from . import column_checks
+from .aliases import disguised_mask, half_of_pair, no_ids
 from .batches import read_flat, read_padded
 from .columns import BOTH, COUNTS, GROUP, IDENTITY, IDS, KEPT, MASK, REAL, Format, Inputs, check_name, group_codes
 from .convert import (
@@ -25,18 +26,27 @@ from .convert import (
     to_numpy,
     to_scalars,
 )
+from .tables import rows_of
 
 Convert = Callable[[Any, Where], Array]
 
 
 def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
-    """Columns of a list of dicts, a padded batch or a flat batch; `Inputs` are ready."""
+    """Columns of a list of dicts, a table, a padded batch or a flat batch; `Inputs` are ready."""
     if isinstance(samples, Inputs):
         return samples
+    table = rows_of(samples)
+    if table is not None:
+        samples = table
     if isinstance(samples, Mapping):
         batch = dict(samples)
         _check_names(batch, (*per_token, *per_sample))
-        _check_needed(batch, Where("the batch"), lambda name: _begins_like(batch[name], batch[IDS]))
+        _check_needed(
+            batch,
+            Where("the batch"),
+            lambda name: _begins_like(batch[name], batch[IDS]),
+            lambda name: _begins_like(batch[name], batch[IDS]) or _first_has_rows(batch[name]),
+        )
         if "cu_seqlens" in batch:
             return read_flat(batch, frozenset(per_token), frozenset(per_sample))
         return read_padded(batch)
@@ -54,12 +64,17 @@ def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
             raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
 
 
-def _check_needed(columns: Mapping[str, Any], where: Where, per_token: Callable[[str], bool]) -> None:
-    """PackError without ids, or with a mask (one of the columns per token) that only its name keeps from being one."""
+def _check_needed(
+    columns: Mapping[str, Any], where: Where, per_token: Callable[[str], bool], has_rows: Callable[[str], bool]
+) -> None:
+    """PackError without ids; and without a mask where one of the columns per token is one but for its name, or where
+    one with rows is half of a pair."""
     if IDS not in columns:
         raise where.error(f"has {no_ids(columns)}")
-    if MASK not in columns and (mask := disguised_mask(columns, per_token)) is not None:
-        raise where.error(f"has {mask}")
+    if MASK not in columns:
+        for refused in (disguised_mask(columns, per_token), half_of_pair(columns, has_rows)):
+            if refused is not None:
+                raise where.error(f"has {refused}")
 
 
 def _begins_like(value: Any, ids: Any) -> bool:
@@ -71,13 +86,22 @@ def _begins_like(value: Any, ids: Any) -> bool:
         return False
 
 
+def _first_has_rows(value: Any) -> bool:
+    """Whether a column of a batch has an array for each sample."""
+    try:
+        return len(value) > 0 and is_array(value[0])
+    except (TypeError, KeyError, IndexError):  # no sequence
+        return False
+
+
 # --- a list of dicts ------------------------------------------------------------------------------------------------
 
 
 def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if count == 0:
         return Inputs(ids=[])
-    _check_needed(columns, Where("it", 0), lambda name: is_array(columns[name][0]))
+    per_token = {name: is_array(values[0]) for name, values in columns.items()}.__getitem__
+    _check_needed(columns, Where("it", 0), per_token, per_token)
     if REAL in columns:
         _drop_padding(columns, columns.pop(REAL))
     out = Inputs(ids=_lists(columns.pop(IDS), IDS, np.dtype(np.int64), to_ids))
@@ -100,7 +124,7 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
             values[:] = [np.full(n, value) for n, value in zip(tokens, to_scalars(values, name), strict=True)]
         if is_array(values[0]):
             out.add_tokens(name, *_token_lists(values, name))
-            _check_rows(values, name, tokens)
+            _check_rows(values, name, tokens, out.ids)
         else:
             out.add_scalars(name, to_scalars(values, name))
     return out
@@ -141,8 +165,9 @@ def _lists(values: list[Any], name: str, dtype: np.dtype[Any], convert: Convert)
     return values
 
 
-def _check_rows(values: list[Any], name: str, tokens: list[int]) -> None:
-    """PackError where a per-token column has not one row for each token."""
+def _check_rows(values: list[Any], name: str, tokens: list[int], ids: Sequence[Array] = ()) -> None:
+    """PackError where a per-token column has not one row for each token; with `ids` it says what the values look like
+    instead: lengths or offsets of packed rows."""
     rows = list(map(len, values))
     if rows == tokens:
         return
@@ -150,6 +175,8 @@ def _check_rows(values: list[Any], name: str, tokens: list[int]) -> None:
     hint = "; every token has one, those of the prompt too (0, say)" if has < wanted else ""
     if has == 1 and name not in (MASK, COUNTS):
         hint = "; a value for the whole sample is a number, not a list of one"
+    if ids and (packed := column_checks.packed_rows(name, values[i], ids[i])) is not None:
+        hint = f"; {packed}"
     shown = "1 row" if has == 1 else f"{has} rows"
     raise Where(name, i).error(f"has {shown}; input_ids has {wanted} tokens, so {wanted} are needed{hint}")
 

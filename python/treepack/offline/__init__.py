@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batches import pack_batch
-    from .files import Pairs, open_pairs, pack_file
+    from .files import pack_file
     from .loader import Trees, load
     from .manifest import Manifest, Shard
     from .options import Options
+    from .pair_files import Pairs, open_pairs
     from .rows import table_of, trees_of
     from .writer import Progress, write
 
@@ -39,10 +40,11 @@ __all__ = [
 
 _HOMES = {
     "batches": ("pack_batch",),
-    "files": ("Pairs", "open_pairs", "pack_file"),
+    "files": ("pack_file",),
     "loader": ("Trees", "load"),
     "manifest": ("Manifest", "Shard"),
     "options": ("Options",),
+    "pair_files": ("Pairs", "open_pairs"),
     "rows": ("table_of", "trees_of"),
     "writer": ("Progress", "write"),
 }

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 
 from .._core import PackError
+from ..inputs.aliases import right_name
+from ..inputs.columns import IDS, MASK
+from ..inputs.finite import check_log_probs
+from ..inputs.tables import arrow_values
 from ..packing import pack
 from ..tree.layout import formats_of
 from ..tree.tree import HostTree
 from .arrow import pa
 from .options import Options
 from .pairs import Pair, pack_pairs
-from .rows import Lists, table_of
-from .schema import arrow_schema, list_format
-from .units import as_floats
+from .rows import table_of
+from .schema import arrow_schema
+from .units import as_floats, check_pair
 
 _CHOSEN, _REJECTED = "chosen.", "rejected."
 
@@ -49,6 +53,9 @@ def pack_batch(
     if told.placement == "stream":
         raise PackError("placement is 'stream'; a batch is packed at once: allowed is 'shared' or 'first_fit'")
     held = _columns(batch, columns)
+    if columns is not None and not pairs and MASK not in held and IDS in held:
+        # Columns that were asked for are meant, whatever they hold.
+        held[MASK] = [np.ones(np.size(ids), np.uint8) for ids in held[IDS]]
     trees = _trees(held, told)
     # Where all are skipped, the table has no row, and the columns that it would have with more room.
     like = trees or _trees(
@@ -60,9 +67,15 @@ def pack_batch(
 
 
 def _trees(columns: dict[str, list[Any]], options: Options) -> list[HostTree]:
-    if not options.pairs:
-        return list(pack(_samples(columns), **options.pack_keywords()))
-    return [tree for one in pack_pairs(_pairs(columns), options)[0] for tree in one]
+    if options.pairs:
+        pairs = _pairs(columns)
+        for number, pair in enumerate(pairs if options.non_finite_log_probs == "raise" else ()):
+            check_pair(pair, number)
+        return [tree for one in pack_pairs(pairs, options)[0] for tree in one]
+    samples = _samples(columns)
+    for number, sample in enumerate(samples if options.non_finite_log_probs == "raise" else ()):
+        check_log_probs(sample, number)
+    return list(pack(samples, **options.pack_keywords()))
 
 
 def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[Any]]:
@@ -76,6 +89,9 @@ def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[An
     for name, given in wanted.items():
         if given not in names:
             raise PackError(f"the batch has no column {given!r} to take {name} from; it has {', '.join(names)}")
+        plain = name.removeprefix(_CHOSEN).removeprefix(_REJECTED)
+        if columns is not None and (right := right_name(plain, given, names)) is not None:
+            raise PackError(f"columns: {name!r} from {given!r}: a sample has no such column; did you mean {right!r}?")
         if names.count(given) > 1:
             raise PackError(f"the batch has {names.count(given)} columns named {given!r}; rename one")
     return {name: _values(batch[given], given) for name, given in wanted.items()}
@@ -89,16 +105,7 @@ def _values(column: Any, name: str) -> list[Any]:
                 f"column {name!r} of the batch is of type {type(column).__name__}; one value per row is needed"
             )
         return list(column)
-    out: list[Any] = []
-    for chunk in column.chunks:
-        row = list_format(chunk.type)
-        if row is not None and not chunk.null_count:
-            out += Lists(chunk, row)
-        elif (pa.types.is_floating(chunk.type) or pa.types.is_integer(chunk.type)) and not chunk.null_count:
-            out += list(chunk.to_numpy(zero_copy_only=False))
-        else:
-            out += chunk.to_pylist()
-    return out
+    return arrow_values(column)
 
 
 def _samples(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..readers import USUAL, ReadError, Rollouts, open_rollouts
-from ..readers.files import open_sources
+from ..readers import Rollouts, open_rollouts
 from .manifest import Manifest
 from .options import Options
-from .pairs import PAIR, Pair
+from .pair_files import Pairs, open_pairs
 from .writer import Progress, write
-
-CHOSEN, REJECTED = "chosen.", "rejected."
-#: Where the tokens of a side come from, most telling first.
-_SIDES = ("{0}_input_ids", "{0}_ids", "{0}_token_ids", "{0}_tokens", "{0}")
-#: Columns that the reader finds by itself and that say nothing of one side of a pair.
-_ALONE = (
-    "completion_mask",
-    "labels",
-    "attention_mask",
-    "old_log_probs",
-    "ref_log_probs",
-    "advantage",
-    "reward",
-    "identity",
-    "sampling_mask",
-    "sampling_mask_counts",
-)
 
 
 def pack_file(
@@ -71,98 +53,3 @@ def open_input(
     if pairs:
         return open_pairs(path, columns=columns, tokenizer=tokenizer)
     return open_rollouts(path, columns=columns, tokenizer=tokenizer)
-
-
-class Pairs:
-    """Preference pairs of a file; made by `open_pairs`. Reads the file once for each side, in step."""
-
-    def __init__(self, chosen: Rollouts, rejected: Rollouts):
-        self._sides = chosen, rejected
-        self.size = chosen.size
-        """Pairs, or None where only reading tells (JSONL)."""
-        self.fingerprint = f"{chosen.fingerprint}-{rejected.fingerprint}"
-        self.columns = {f"{CHOSEN}{name}": column for name, column in chosen.columns.items()} | {
-            f"{REJECTED}{name}": column for name, column in rejected.columns.items()
-        }
-        """Canonical name -> name in the file."""
-
-    @property
-    def fraction(self) -> float:
-        """How much of the file has been read, 0 to 1."""
-        return self._sides[0].fraction
-
-    def batches(self, samples: int = 1024, *, start: int = 0) -> Iterator[list[Pair]]:
-        """Pairs in file order, from number `start` on."""
-        rejected = (sample for batch in self._sides[1].batches(samples, start=start) for sample in batch)
-        for batch in self._sides[0].batches(samples, start=start):
-            yield [Pair(sample, next(rejected)) for sample in batch]
-
-
-def open_pairs(
-    path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
-) -> Pairs:
-    """Open preference pairs, a pair per row.
-
-    Each side is `chosen_input_ids`, `chosen_ids`, `chosen_token_ids`, `chosen_tokens` or `chosen` (and the same for
-    `rejected`): token ids of the whole sample; or of the completion where the file has `prompt_ids` as well; or chat
-    messages where there is a tokenizer. `group_id` is found by its usual names, everything else is taken as named.
-
-    Arguments:
-        path: as for `open_rollouts`.
-        columns: canonical name -> name in the file. "chosen" and "rejected" name the tokens, "chosen.NAME" and
-            "rejected.NAME" a column of one side, any other name a column of both.
-        tokenizer: a tokenizer folder, for chat messages.
-
-    Raises ReadError.
-    """
-    given = dict(columns or {})
-    if PAIR in given:
-        raise ReadError(
-            f"--column {PAIR}={given[PAIR]}: {PAIR} is the number of the pair; give the column another name"
-        )
-    names = _names(path)
-    shared = dict.fromkeys(_ALONE, "")
-    own = ("chosen", "rejected")
-    shared |= {n: column for n, column in given.items() if n not in own and not n.startswith((CHOSEN, REJECTED))}
-    chosen, rejected = (_open_side(path, side, names, given, shared, tokenizer) for side in ("chosen", "rejected"))
-    if set(chosen.columns) != set(rejected.columns):
-        lone = sorted(set(chosen.columns) ^ set(rejected.columns))[0]
-        raise ReadError(
-            f"{path}: {lone} is a column of one side alone; name it for both: chosen.{lone}, rejected.{lone}"
-        )
-    return Pairs(chosen, rejected)
-
-
-def _open_side(
-    path: str | os.PathLike[str],
-    side: str,
-    names: list[str],
-    given: dict[str, str],
-    shared: dict[str, str],
-    tokenizer: str | None,
-) -> Rollouts:
-    tokens = given.get(side) or next((name for form in _SIDES if (name := form.format(side)) in names), None)
-    if tokens is None:
-        raise ReadError(
-            f"{path}: no column of {side} tokens; it has {', '.join(names)}. Looked for "
-            f"{', '.join(form.format(side) for form in _SIDES)}; name yours with --column {side}=NAME"
-        )
-    own = {name.split(".", 1)[1]: column for name, column in given.items() if name.startswith(f"{side}.")}
-    if tokenizer:
-        form = {"messages": tokens, "input_ids": "", "prompt_ids": "", "completion_ids": ""}
-        if "prompt" in names:  # the messages before, where a side only goes on from them
-            form |= {"prompt_messages": "prompt"}
-    elif _has_prompt(path, names, given):
-        form = {"completion_ids": tokens, "input_ids": "", "messages": ""}
-    else:
-        form = {"input_ids": tokens, "prompt_ids": "", "completion_ids": "", "messages": ""}
-    return open_rollouts(path, columns=shared | form | own, tokenizer=tokenizer)
-
-
-def _has_prompt(path: str | os.PathLike[str], names: list[str], given: dict[str, str]) -> bool:
-    return bool(given.get("prompt_ids", any(name in names for name in USUAL["prompt_ids"])))
-
-
-def _names(path: str | os.PathLike[str]) -> list[str]:
-    """The columns of a file, or of the first of several."""
-    return list(open_sources(os.fspath(path))[1][0].names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,21 @@ def read(folder: Path) -> Manifest | None:
         if held.pop("kind") != _KIND:
             raise KeyError("kind")
         shards = [Shard(**shard) for shard in held.pop("shards")]
+        outside = [shard.file for shard in shards if not _is_name(shard.file)]
         names = {one.name for one in fields(Manifest)} - {"shards"}
-        return Manifest(shards=shards, **{name: held[name] for name in names})
+        found = Manifest(shards=shards, **{name: held[name] for name in names})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PackError(
             f"{path} is no manifest of treepack shards of layout {LAYOUT_VERSION}; name another folder"
         ) from None
+    if outside:
+        raise PackError(
+            f"{path} names the shard {outside[0]!r}; allowed are files of this folder, by their names alone: pack "
+            "again, or name another folder"
+        )
+    return found
+
+
+def _is_name(file: Any) -> bool:
+    """Whether a file lies in the folder that names it, and nowhere else on any system."""
+    return isinstance(file, str) and re.fullmatch(r"[^/\\:\0]+", file) is not None and file not in (".", "..")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .._core import PackError
 from ..packing.options import PackOptions
@@ -12,6 +12,9 @@ from ..packing.options import PackOptions
 WINDOW = 1 << 22
 #: A shard is closed at the end of the first window with which it holds this many packed tokens.
 SHARD_TOKENS = 1 << 24
+
+#: What of NaN and infinite log-probs at trained tokens.
+NonFinite = Literal["raise", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +26,20 @@ class Options(PackOptions):
     window: raw tokens that are packed together; samples in different windows share nothing. Bounds the memory.
     shard_tokens: packed tokens of a shard, give or take a window.
     pairs: the input holds preference pairs; the two samples of a pair stay in one tree.
+    non_finite_log_probs: NaN or infinite `old_log_probs` and `ref_log_probs` at trained tokens raise, or are kept.
     """
 
     ranks: int = field(default=1, init=False, repr=False)  # of the loader, which is told how many there are
     window: int = WINDOW
     shard_tokens: int = SHARD_TOKENS
     pairs: bool = False
+    non_finite_log_probs: NonFinite = "raise"
 
-    CHOICES: ClassVar = {**PackOptions.CHOICES, "placement": ("shared", "first_fit", "stream")}
+    CHOICES: ClassVar = {
+        **PackOptions.CHOICES,
+        "placement": ("shared", "first_fit", "stream"),
+        "non_finite_log_probs": ("raise", "keep"),
+    }
     NUMBERS: ClassVar = (*PackOptions.NUMBERS, "window", "shard_tokens")
 
     def __post_init__(self) -> None:
@@ -44,8 +53,9 @@ class Options(PackOptions):
                 )
 
     def told(self) -> dict[str, Any]:
-        """The options by name, as the manifest has them."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        """The options by name, as the manifest has them: those that the trees depend on."""
+        names = (each.name for each in fields(self) if each.init and each.name != "non_finite_log_probs")
+        return {name: getattr(self, name) for name in names}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ def pack_pairs(pairs: Sequence[Pair], options: Options, start: int = 0) -> tuple
 
     Raises PackError for a pair that cannot be packed, with its number.
     """
-    made = [_samples(pair) for pair in pairs]
+    made = [samples_of(pair) for pair in pairs]
     room = options.max_tokens // (options.pad_to_multiple_of or 1) * (options.pad_to_multiple_of or 1)
     paths, numbers, skipped = [], [], 0
     for number, (chosen, rejected) in enumerate(made):
@@ -113,7 +113,12 @@ def _one_tree(samples: list[dict[str, Any]], keywords: dict[str, Any]) -> Packed
     return packed
 
 
-def _samples(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+def tokens_of(pair: Pair) -> int:
+    """Tokens of a pair in a tree, the common prefix once."""
+    return len(_path(pair.chosen, pair.rejected, label=False)["input_ids"])
+
+
+def samples_of(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both samples; trained after the common prefix where nothing says what is trained."""
     chosen, rejected = (
         {name: value for name, value in sample.items() if name not in (CHOSEN, PAIR)} for sample in pair

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import PackError, PackTypeError
+from ..inputs.finite import check_log_probs
 from ..packing import Packer, pack
 from ..tree.packed import Packed, Stats
 from ..tree.tree import HostTree
@@ -47,10 +48,28 @@ def units(rows: Iterable[Any], options: Options, start: int) -> Iterator[Unit]:
 
     Raises PackError or TypeError as `treepack.pack` does, with the number of the sample among all.
     """
+    if options.non_finite_log_probs == "raise":
+        rows = _finite(rows, options.pairs, start)
     if options.placement == "stream":
         yield from _stream(map(as_floats, rows), options, start)
     else:
         yield from _windows(rows, options, start)
+
+
+def _finite(rows: Iterable[Any], pairs: bool, start: int) -> Iterator[Any]:
+    """The rows, up to the first with a NaN or infinite log-prob at a trained token."""
+    for number, row in enumerate(rows, start):
+        if pairs:
+            check_pair(row, number)
+        else:
+            check_log_probs(row, number)
+        yield row
+
+
+def check_pair(pair: Pair, number: int) -> None:
+    """`check_log_probs` of both samples of a pair."""
+    for side in Pair._fields:
+        check_log_probs(getattr(pair, side), number, f"pair {{}} ({side})")
 
 
 def as_floats(sample: Sample) -> Sample:

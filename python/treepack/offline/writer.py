@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 from .._core import PackError
 from .._version import __version__
+from ..inputs.account import ColumnAccount
 from ..readers.source import first_line
 from ..tree.layout import formats_of
 from . import manifest as manifests
 from .arrow import pa, pq
+from .lock import NAME as LOCK
+from .lock import locked
 from .manifest import Manifest, Shard
 from .options import Options
 from .rows import table_of
@@ -84,26 +88,51 @@ def write(
     folder = Path(out)
     wanted = Manifest(
         options=options.told(),
-        source={"name": source, "fingerprint": rows.fingerprint},
+        source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
         treepack=__version__,
     )
-    held = _begin(folder, wanted, resume, overwrite)
-    if held.finished:
-        return held
-    batches = rows.batches(_BATCH, start=held.rows)
-    stream = (row for batch in batches for row in batch)
-    _Writer(folder, held, options, progress).run(units(stream, options, held.rows))
+    if resume and overwrite:
+        raise PackError("resume and overwrite are both given; allowed is one of them")
+    _make(folder)
+    with locked(folder):
+        held = _begin(folder, wanted, resume, overwrite)
+        if held.finished:
+            return held
+        batches = rows.batches(_BATCH, start=held.rows)
+        stream = (row for batch in batches for row in batch)
+        _Writer(folder, held, options, progress).run(units(stream, options, held.rows))
     return held
+
+
+def _account(rows: Rows) -> dict[str, Any] | None:
+    """What became of the columns of the input, where it says so."""
+    account = getattr(rows, "account", None)
+    return account.to_json() if isinstance(account, ColumnAccount) else None
+
+
+def _make(folder: Path) -> None:
+    """The folder, where there is none. PackError where one holds other files, and no packing that could be continued or
+    replaced: shards among them would be taken for a part of them, and they for a part of the shards."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise PackError(f"{folder}: no folder can be made there: {error.strerror or error}") from None
+    others = [name for name in names if not _OURS.fullmatch(name)]
+    if others and manifests.NAME not in names:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise PackError(f"{folder} holds other files ({shown}); shards want a folder of their own: name another one")
+
+
+#: What a run leaves in its folder, and what systems put into any.
+_OURS = re.compile(
+    rf"shard-\d+\.parquet|\.shard-\d+\.parquet\.part|\.?{re.escape(manifests.NAME)}(\.part)?|{re.escape(LOCK)}"
+    r"|\.DS_Store|Thumbs\.db|desktop\.ini|lost\+found"
+)
 
 
 def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Manifest:
     """The manifest to go on from, written to the folder."""
-    if resume and overwrite:
-        raise PackError("resume and overwrite are both given; allowed is one of them")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PackError(f"{folder}: no folder can be made there: {error.strerror or error}") from None
     held = None if overwrite else manifests.read(folder)
     if held is not None and held.empty:
         held = wanted  # killed before its first shard

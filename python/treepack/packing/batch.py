@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import Any, Literal, SupportsIndex
 
 from .. import _core
+from ..inputs import column_checks
+from ..inputs.columns import Inputs
 from ..inputs.reader import Readers
 from ..tree.packed import Packed
 from .options import PackOptions
@@ -39,8 +41,10 @@ def pack(
               (integers, (L,), (L, ...) or one; tokens merge where it is equal), kept sets (`sampling_mask`: flat ids,
               `sampling_mask_counts` (L,): ids of each token's set, 0 = none) and any further column: a scalar is per
               sample, an array (L, ...) per token. Every sample has the same columns. Lists, NumPy and torch (CPU).
-              An `attention_mask` (L,) marks padding, which is cut out. `labels`, `loss_mask` and other usual names of
-              a mask are refused where there is no `completion_mask`, since they would train every token.
+              An `attention_mask` (L,) marks padding, which is cut out. A column that looks like a mask (0 and 1 for
+              each token, booleans, labels) is refused where there is no `completion_mask`, since every token would be
+              trained; one of ones says that this is meant.
+            - a pandas DataFrame, a pyarrow Table or a slice of a `datasets` Dataset, with a row for each sample.
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
               sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
             - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
@@ -76,8 +80,10 @@ def pack(
     reader = _readers.of(samples)
     borrowed = reader.borrow(samples, lambda ready, formats: _core.pack_ready(ready, formats, keywords))
     if borrowed is not None:
-        return Packed(*borrowed, options.ranks, start)
+        return Packed(*borrowed, options, start, per_token, per_sample)
     columns = reader.read(samples, per_token, per_sample)
+    suspects = {} if isinstance(samples, Inputs) else column_checks.check(columns)
     core = _core.pack(columns, keywords)
-    reader.learn(columns)
-    return Packed(core, columns.formats, options.ranks, start)
+    if not suspects and not column_checks.has_second_mask(columns):
+        reader.learn(columns, column_checks.looked_at(columns))
+    return Packed(core, columns.formats, options, start, per_token, per_sample)

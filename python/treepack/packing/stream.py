@@ -11,8 +11,10 @@ import numpy as np
 
 from .._core import PackStream, work
 from ..errors import PackError, PackTypeError, Where
+from ..inputs import column_checks
 from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
+from ..inputs.lookalikes import Suspect
 from ..inputs.reader import Reader
 from ..tree.packed import Packed, Skipped, Stats
 from ..tree.tree import HostTree
@@ -62,6 +64,7 @@ class Packer:
         self._stream = PackStream(self._options.for_rust())
         self._reader = Reader()
         self._like: Inputs | None = None  # the first sample, whose columns all others have
+        self._suspects: dict[str, Suspect] | None = None  # columns that no sample has cleared so far
         self._groups: dict[Any, int] = {}
         self._count = 0  # samples taken or skipped so far
 
@@ -102,6 +105,7 @@ class Packer:
             columns = self._read(sample)
             if self._like is not None:
                 _match(columns, self._like, self._count)
+            suspects = column_checks.check(columns, self._count, self._suspects)
             added = self._stream.add_columns(columns)
         except Exception:
             for group in list(self._groups)[known:]:
@@ -109,7 +113,9 @@ class Packer:
             raise
         if self._like is None:
             self._like = columns
-            self._reader.learn(columns)
+        if self._suspects != {} and not suspects and not column_checks.has_second_mask(self._like):
+            self._reader.learn(self._like)
+        self._suspects = suspects
         return added
 
     def _read(self, sample: dict[str, Any]) -> Inputs:
@@ -140,7 +146,7 @@ class Packer:
 
     def _take(self, closed: Any) -> MicroBatch:
         formats = self._like.formats if self._like is not None else {}
-        packed = Packed(closed, formats, self.ranks, perf_counter())
+        packed = Packed(closed, formats, self._options, perf_counter())
         self.stats = _sum(self.stats, packed.stats)
         return tuple(packed)
 

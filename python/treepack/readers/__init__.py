@@ -5,12 +5,12 @@
     for samples in open_rollouts("rollouts.parquet").batches():
         packed = treepack.pack(samples, max_tokens=16384)
 
-JSONL and NPZ need NumPy alone, Parquet (and .zst) needs pyarrow, folders of Hugging Face `datasets` need datasets, chat
-messages need transformers: each is imported when such a file is opened.
+JSONL and NPZ need NumPy alone, Parquet, .zst and folders of Hugging Face `datasets` need pyarrow, chat messages need
+transformers: each is imported when such a file is opened.
 """
 
 from ..inputs.aliases import USUAL
 from .rollouts import Rollouts, open_rollouts
-from .source import ReadError
+from .source import ReadError, ReadWarning
 
-__all__ = ["USUAL", "ReadError", "Rollouts", "open_rollouts"]
+__all__ = ["USUAL", "ReadError", "ReadWarning", "Rollouts", "open_rollouts"]

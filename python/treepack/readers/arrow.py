@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._optional import require
+from ..inputs.tables import arrow_values
+from .lazy import Column, is_nested
+from .plain import plain_values
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 class Parquet:
@@ -37,7 +37,7 @@ class Parquet:
         except self._errors as error:
             raise ReadError(f"{path}: not a Parquet file: {first_line(error)}") from None
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         with self._open() as file:
             yield from self._chunks(file, names, samples, start)
 
@@ -69,32 +69,48 @@ class Dataset:
     unit = "row"
 
     def __init__(self, path: Path):
-        require("datasets", f"{path}: a Hugging Face dataset")
-        import datasets
+        require("pyarrow", f"{path}: a Hugging Face dataset", "cli")
+        import pyarrow
+        import pyarrow.ipc
 
         self.path = path
         self.fraction = 0.0
+        self._pyarrow: Any = pyarrow
+        self._errors = (pyarrow.ArrowException, OSError, ValueError)
         self.names: list[str] = []
         self.size: int | None = 0
+        self._shards: list[tuple[Path, int]] = []  # with its rows
         try:
-            if not json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]:
-                return  # no rows: datasets writes such a folder and cannot load it
-            data = datasets.load_from_disk(str(path), keep_in_memory=False)
-        except Exception as error:  # whatever a broken folder makes it raise
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            files = [path / Path(entry["filename"]).name for entry in state["_data_files"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReadError(f"{path}: not a dataset of save_to_disk: {first_line(error)}") from None
-        self._data = data.with_format("arrow")
-        self.names = list(data.column_names)
-        self.size = len(data)
+        if state.get("_indices_data_files"):
+            raise ReadError(f"{path}: its rows are an index into others; save it again after .flatten_indices()")
+        for file in files:
+            table = self._table(file)
+            self.names = self.names or list(table.column_names)
+            self._shards.append((file, table.num_rows))
+            self.size += table.num_rows
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
-        data = self._data.select_columns(list(names))
-        size = len(data)
-        mean = max(1, data.data.nbytes // size // 4)  # bytes of a row, in tokens of four
-        rows = max(1, min(samples, CHUNK_TOKENS // mean))
-        for at in range(start, size, rows):
-            end = min(at + rows, size)
-            yield _chunk(data[at:end], range(at, end))
-            self.fraction = end / size
+    def _table(self, file: Path) -> Any:
+        try:
+            return self._pyarrow.ipc.open_stream(self._pyarrow.memory_map(str(file.absolute()))).read_all()
+        except self._errors as error:
+            raise ReadError(f"{self.path}: not a dataset of save_to_disk: {file.name}: {first_line(error)}") from None
+
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
+        first = 0  # rows before this shard
+        for file, size in self._shards:
+            if size and start < first + size:
+                data = self._table(file).select(list(names))
+                mean = max(1, data.nbytes // size // 4)  # bytes of a row, in tokens of four
+                rows = max(1, min(samples, CHUNK_TOKENS // mean))
+                for at in range(max(start - first, 0), size, rows):
+                    end = min(at + rows, size)
+                    yield _chunk(data.slice(at, end - at), range(first + at, first + end))
+                    self.fraction = (first + end) / (self.size or 1)
+            first += size
 
 
 def _rows(metadata: Any, names: Sequence[str], samples: int) -> int:
@@ -110,28 +126,8 @@ def _rows(metadata: Any, names: Sequence[str], samples: int) -> int:
 
 
 def _chunk(table: Any, numbers: Sequence[int]) -> Chunk:
-    columns = {}
+    columns: dict[str, Sequence[Any]] = {}
     for name in table.schema.names:
         column = table.column(name)
-        pieces = column.chunks if hasattr(column, "chunks") else [column]
-        columns[name] = [value for piece in pieces for value in _values(piece)]
+        columns[name] = Column(column) if is_nested(column.type) else arrow_values(column, other=plain_values)
     return Chunk(numbers, columns)
-
-
-def _values(array: pyarrow.Array) -> list[Any]:
-    """One value per row: a NumPy view for a list of numbers, else what Arrow makes of it (nulls are None)."""
-    import pyarrow.types as kinds
-
-    kind = array.type
-    if kinds.is_list(kind) or kinds.is_large_list(kind):
-        flat, offsets = array.values, array.offsets.to_numpy()
-    elif kinds.is_fixed_size_list(kind) and array.null_count == 0:
-        flat = array.flatten()
-        offsets = range(0, (len(array) + 1) * kind.list_size, kind.list_size)
-    else:
-        return list(array.to_pylist())
-    if flat.null_count or not (kinds.is_integer(flat.type) or kinds.is_floating(flat.type)):
-        return list(array.to_pylist())  # text, booleans, lists of lists, nulls within
-    values = flat.to_numpy(zero_copy_only=True)
-    valid = [True] * len(array) if array.null_count == 0 else array.is_valid().to_pylist()
-    return [values[offsets[i] : offsets[i + 1]] if there else None for i, there in enumerate(valid)]

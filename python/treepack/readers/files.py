@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import jsonl
 from .source import ReadError, Source, first_line
 
-_ALLOWED = ".jsonl (.gz, .zst), .parquet, .npz, or a folder of one of them or of datasets.save_to_disk"
+_ALLOWED = ".jsonl (.gz, .zst), .parquet, .npz, or a folder of these or of datasets.save_to_disk"
 
 
 def open_sources(name: str) -> tuple[str, list[Source]]:
@@ -53,15 +55,41 @@ def _folder(path: Path) -> tuple[str, list[Path]]:
     if (path / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
         raise ReadError(f"{path}: a dataset with the splits {splits}; name one of them: {path}/SPLIT")
-    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return "datasets", [path]
-    shards = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith((".", "_")))
-    shards = [shard for shard in shards if _suffix(shard)]
+    shards = sorted(_below(path))
     # Next to data, .json files are what tools say about it (dataset_info.json, manifests).
     shards = [shard for shard in shards if shard.suffix.lower() != ".json"] or shards
     if not shards:
-        raise ReadError(f"{path}: nothing to read in this folder; allowed are {_ALLOWED}")
+        raise ReadError(f"{path}: nothing to read in this folder or below; allowed are {_ALLOWED}")
+    of = {split: shard for shard in reversed(shards) if (split := _split(shard.relative_to(path)))}
+    if len(of) > 1:
+        raise ReadError(
+            f"{path}: it holds the splits {', '.join(sorted(of))}, which belong into no packing together; name one, a "
+            f"folder or a glob of it: {of[max(of)]}"
+        )
     return _one_format(str(path), shards)
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Files that can be read in a folder and in those below it, and folders of `save_to_disk`, which are one each."""
+    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+        yield path
+        return
+    for entry in path.iterdir():
+        if entry.name.startswith((".", "_")):
+            continue
+        if entry.is_dir():
+            yield from _below(entry)
+        elif entry.is_file() and _suffix(entry):
+            yield entry
+
+
+_SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:ing|uation)?(?:$|[-_.\d])", re.IGNORECASE)
+
+
+def _split(shard: Path) -> str | None:
+    """The split that the folders and the name of a file say it is of: "data/test-00000-of-00001.parquet"."""
+    found = next(filter(None, map(_SPLITS.match, shard.parts)), None)
+    return found[1].lower() if found else None
 
 
 def _one_format(name: str, shards: list[Path]) -> tuple[str, list[Path]]:
@@ -72,6 +100,8 @@ def _one_format(name: str, shards: list[Path]) -> tuple[str, list[Path]]:
 
 
 def _suffix(path: Path) -> str | None:
+    if path.is_dir():
+        return "datasets"
     name = path.name.lower()
     if name.endswith(jsonl.SUFFIXES):
         return "jsonl"
@@ -92,7 +122,7 @@ def _open(format: str, path: Path) -> Source:
         if path.is_file():
             path.open("rb").close()  # a library would say in its own words that it may not be read
         if format == "jsonl":
-            return jsonl.JsonLines(path)
+            return jsonl.open_json(path)
         if format == "npz":
             from .npz import Npz
 

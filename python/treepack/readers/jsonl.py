@@ -1,4 +1,8 @@
-"""JSONL: one object per line, plain, .gz or .zst. Read line by line; a line is parsed when its chunk is due."""
+"""JSON files, plain, .gz or .zst: one object per line, or one array (or one object) over the whole file.
+
+A line is parsed when its chunk is due; an array is cut into its elements a block at a time, so that of either no more
+is held than a chunk and an element.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,49 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from .._optional import require
+from .elements import elements
 from .source import CHUNK_BYTES, Chunk, ReadError, first_line, kind
 
 SUFFIXES = tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".zst"))
 
+#: A row where it is cut out: its number, its bytes or letters, and the line or the parsed element.
+Piece = tuple[int, int, Any]
 
-class JsonLines:
-    """A JSONL file. Its columns are the keys of the first line; later lines must have those that are read."""
 
-    unit = "line"
+def open_json(path: Path) -> JsonLines | JsonElements:
+    """The rows of a file: its lines; or the elements of the array, or the objects over several lines, that it is."""
+    with _open(path) as (file, _):
+        start = file.read(1 << 16)
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"["):
+        return JsonElements(path)
+    line, more, _ = text.partition(b"\n")
+    whole_file = path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json")
+    if whole_file and text.startswith(b"{") and more and not _is_json(line):
+        return JsonElements(path)
+    return JsonLines(path)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _JsonRows:
+    """Rows of a JSON file. Its columns are the keys of the first row; later ones must have those that are read."""
+
+    unit: str
+    #: What a user calls the first row.
+    first: str
 
     def __init__(self, path: Path):
         self.path = path
@@ -28,84 +60,128 @@ class JsonLines:
         self.size: int | None = None  # known once the file was read to its end, or where it is empty
         self.names: list[str] = []
         self.unexpected: Mapping[str, str] = {}
-        """Keys that no line may have, since the first has not (`names.unexpected`), with their canonical names."""
-        with closing(self._lines()) as lines:
-            first = next(lines, None)
+        """Keys that no row may have, since the first has not (`names.unexpected`), with their canonical names."""
+        with closing(self._pieces()) as pieces:
+            first = next(pieces, None)
         if first is None:
             self.size = 0
         else:
-            self.names = list(self._parse(*first))
+            self.names = list(self._row(first))
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
         numbers: list[int] = []
         columns: dict[str, list[Any]] = {name: [] for name in names}
+        later: dict[str, dict[int, Any]] = {}
+        known = frozenset(self.names)
         held = count = 0
-        for number, line in self._lines():
+        for piece in self._pieces():
             count += 1
             if count <= start:
                 continue
-            row = self._parse(number, line)
+            number, size, _ = piece
+            row = self._row(piece)
             more = self.unexpected.keys() & row.keys()
             if more:
                 key = min(more)
                 raise ReadError(
-                    f"{self.path}, line {number}: it has {key!r}, which the first line has not; give it in every line, "
-                    f"or leave it out with --column {self.unexpected[key]}="
+                    f"{self.path}, {self.unit} {number}: it has {key!r}, which {self.first} has not; give it in every "
+                    f"{self.unit}, or leave it out with --column {self.unexpected[key]}="
                 )
             for name, values in columns.items():
-                if name not in row:
-                    raise ReadError(f"{self.path}, line {number}: no {name!r}; it has {', '.join(row) or 'no keys'}")
-                values.append(row[name])
+                if name not in row and name not in optional:
+                    has = ", ".join(row) or "no keys"
+                    raise ReadError(f"{self.path}, {self.unit} {number}: no {name!r}; it has {has}")
+                values.append(row.get(name))
+            for name in row.keys() - known:
+                later.setdefault(name, {})[len(numbers)] = row[name]
             numbers.append(number)
-            held += len(line)
+            held += size
             if len(numbers) == samples or held >= CHUNK_BYTES:
-                yield Chunk(numbers, columns)
-                numbers, columns, held = [], {name: [] for name in names}, 0
+                yield Chunk(numbers, columns, later)
+                numbers, columns, later, held = [], {name: [] for name in names}, {}, 0
         self.size = count
         if numbers:
-            yield Chunk(numbers, columns)
+            yield Chunk(numbers, columns, later)
 
-    def _lines(self) -> Generator[tuple[int, bytes]]:
-        """(number from 1, line) of every line that is not blank."""
-        with ExitStack() as stack:
-            raw = stack.enter_context(self.path.open("rb"))
+    def _pieces(self) -> Generator[Piece]:
+        with _open(self.path) as (file, raw):
             total = max(self.path.stat().st_size, 1)
-            try:
-                for number, line in enumerate(self._decompressed(raw), 1):
-                    if not raw.closed:
-                        self.fraction = raw.tell() / total
-                    if not line.isspace():
-                        yield number, line
-            except (OSError, EOFError, zlib.error) as error:
-                raise ReadError(f"{self.path}: it cannot be read: {first_line(error)}") from None
+            for piece in self._cut(file):
+                if not raw.closed:
+                    self.fraction = raw.tell() / total
+                yield piece
         self.fraction = 1.0
 
-    def _decompressed(self, raw: BinaryIO) -> Iterator[bytes]:
-        if self.path.suffix == ".gz":
-            return iter(cast(Any, gzip.GzipFile(fileobj=raw)))
-        if self.path.suffix == ".zst":
-            require("pyarrow", f"{self.path}: .zst", "cli")
-            import pyarrow
+    def _cut(self, file: BinaryIO) -> Iterator[Piece]:
+        raise NotImplementedError
 
-            return iter(io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
-        return iter(raw)
+    def _row(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
 
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+    def _object(self, row: Any, number: int) -> dict[str, Any]:
+        if not isinstance(row, dict):
+            raise ReadError(
+                f"{self.path}, {self.unit} {number}: it is {kind(row)}; an object with the columns of a sample is "
+                "needed"
+            )
+        return row
+
+
+class JsonLines(_JsonRows):
+    """A file with an object on each line; lines are counted from 1."""
+
+    unit = "line"
+    first = "the first line"
+
+    def _cut(self, file: BinaryIO) -> Iterator[Piece]:
+        for number, line in enumerate(file, 1):
+            if not line.isspace():
+                yield number, len(line), line
+
+    def _row(self, piece: Piece) -> dict[str, Any]:
+        number, _, line = piece
         where = f"{self.path}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            if number == 1 and line.lstrip().startswith(b"["):
-                raise ReadError(_ARRAY.format(where=where)) from None
             what = f"{error.msg} at column {error.colno}; one JSON object per line is needed"
             raise ReadError(f"{where}: not JSON: {what}") from None
         except (ValueError, RecursionError) as error:  # text that is not UTF-8, integers of thousands of digits
             raise ReadError(f"{where}: it cannot be parsed: {first_line(error)}") from None
-        if isinstance(row, dict):
-            return row
-        if isinstance(row, list) and number == 1:
-            raise ReadError(_ARRAY.format(where=where))
-        raise ReadError(f"{where}: it is {kind(row)}; an object with the columns of a sample is needed")
+        return self._object(row, number)
 
 
-_ARRAY = "{where}: a JSON array; one object per line is needed (jq -c '.[]' FILE > FILE.jsonl makes them)"
+class JsonElements(_JsonRows):
+    """A file that is one array of objects, or an object over several lines (or some); elements are counted from 0."""
+
+    unit = "element"
+    first = "element 0"
+
+    def _cut(self, file: BinaryIO) -> Iterator[Piece]:
+        for number, (value, size) in enumerate(elements(file.read, str(self.path))):
+            yield number, size, value
+
+    def _row(self, piece: Piece) -> dict[str, Any]:
+        return self._object(piece[2], piece[0])
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """The bytes of a file without its compression, and the file itself, which says how far it was read."""
+    with ExitStack() as stack:
+        try:
+            raw = stack.enter_context(path.open("rb"))
+            yield _decompressed(path, raw), raw
+        except (OSError, EOFError, zlib.error) as error:
+            raise ReadError(f"{path}: it cannot be read: {first_line(error)}") from None
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
+    if path.suffix.lower() == ".gz":
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if path.suffix.lower() == ".zst":
+        require("pyarrow", f"{path}: .zst", "cli")
+        import pyarrow
+
+        return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
+    return raw

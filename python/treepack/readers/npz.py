@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -48,7 +48,8 @@ class Npz:
         self._offsets = self._read_offsets(offsets)
         self.size: int | None = len(self._offsets) - 1
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
+        names = [name for name in names if name not in optional or self._rows(name) in (self._tokens, self.size)]
         flat = [name for name in names if self._per_token(name)]
         size = len(self._offsets) - 1
         with ExitStack() as stack:
@@ -68,12 +69,19 @@ class Npz:
                 self.fraction = b / size
                 a = b
 
-    def _per_token(self, name: str) -> bool:
+    @property
+    def _tokens(self) -> int:
+        return int(self._offsets[-1])
+
+    def _rows(self, name: str) -> int:
         shape, _ = self._headers[name]
-        rows = shape[0] if shape else 0
-        tokens = int(self._offsets[-1])
+        return shape[0] if shape else 0
+
+    def _per_token(self, name: str) -> bool:
+        rows, tokens = self._rows(name), self._tokens
         if rows in (tokens, self.size):
             return rows == tokens
+        shape, _ = self._headers[name]
         raise ReadError(
             f"{self.path}: {name} has shape {shape}; needed is a row for each of the {tokens} tokens or {self.size} "
             "samples"

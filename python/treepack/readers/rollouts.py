@@ -9,11 +9,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..inputs.account import ColumnAccount
+from .chat import ChatEncoder
+from .columns import Watch, account_of, halves, head_of, numbers_in, says_all
 from .files import open_sources
-from .jsonl import JsonLines
-from .names import resolve, unexpected
-from .samples import Encode, build
-from .source import ReadError, Source
+from .jsonl import JsonElements, JsonLines
+from .memory import Table
+from .names import CHATS, MAY_LACK, NEEDED, form_of, has_chat, resolve, unexpected
+from .nested import Nested, chats_in, unfold
+from .samples import build
+from .source import Chunk, ReadError, Source
+from .terms import Terms
 
 
 class Rollouts:
@@ -26,22 +34,33 @@ class Rollouts:
         columns: dict[str, str],
         fingerprint: str,
         sources: list[Source],
-        encode: Encode | None,
+        encode: ChatEncoder | None,
+        account: ColumnAccount,
+        watch: Watch,
+        all_meant: bool,
+        apart: bool,
     ):
         self.path = path
         self.format = format
-        """"jsonl", "parquet", "npz" or "datasets"."""
+        """"jsonl", "parquet", "npz", "datasets" or, in memory, "table"."""
         self.columns = columns
         """Canonical name -> name in the file, of every column that is read."""
+        self.account = account
+        """Of every column of the file: what it is read or carried as, or that it is not read, and why."""
+        self.all_meant = all_meant
+        """Samples get a `completion_mask` of ones: a column per token was asked for, and so is no mask."""
         sizes = [source.size for source in sources]
         self.size: int | None = None if None in sizes else sum(size for size in sizes if size is not None)
         """Samples, or None where only reading tells (JSONL)."""
         self.fingerprint = fingerprint
         """Changes when a file (size, time), the format, the columns or the tokenizer does."""
-        self.files = [source.path for source in sources]
-        """What is read; a data set on disk is one folder."""
+        self.files = [source.path for source in sources if format != "table"]
+        """What is read; a data set on disk is one folder. Empty for a table in memory."""
         self._sources = sources
         self._encode = encode
+        self._terms = Terms(path)
+        self._watch = watch
+        self._apart = apart
         self._current = 0
 
     @property
@@ -72,17 +91,27 @@ class Rollouts:
         """
         wanted = self.columns
         if names is not None:
-            ids = ("input_ids", "prompt_ids", "completion_ids", "messages", "tools", "labels", "attention_mask")
-            wanted = {name: column for name, column in self.columns.items() if name in names or name in ids}
-        done = start
+            wanted = {name: column for name, column in self.columns.items() if name in names or name in NEEDED}
+        done, whole = start, start == 0
+        self._terms = Terms(self.path)
+        watch = self._watch.copy()
         for number, source in enumerate(self._sources):
             self._current = number
             if source.size is not None and start >= source.size:
                 start -= source.size
                 continue
-            for chunk in source.chunks(list(dict.fromkeys(wanted.values())), samples, start):
+            where = f"{source.path}, {source.unit}"
+            watched = [name for name in watch.columns if name in source.names]
+            optional = [*watched, *(name for known, name in wanted.items() if known in MAY_LACK)]
+            for chunk in source.chunks(list(dict.fromkeys([*wanted.values(), *watched])), samples, start, optional):
                 start = 0
-                batch = build(chunk, wanted, f"{source.path}, {source.unit}", self._encode)
+                batch = build(chunk, wanted, where, self._encode, self._apart)
+                watch.look(chunk, where, batch)
+                if self.all_meant:
+                    for sample in batch:
+                        sample["completion_mask"] = np.ones(len(sample["input_ids"]), np.uint8)
+                for place, sample in zip(chunk.numbers, batch, strict=True):
+                    self._terms.add(sample, f"{source.unit} {place}")
                 done += len(batch)
                 if progress is not None:
                     progress(done)
@@ -90,22 +119,33 @@ class Rollouts:
             if start and source.size is not None:  # all of it was skipped; a JSONL file knows its size by now
                 start -= source.size
         self._current = len(self._sources)
+        if whole or self._encode:
+            self.check_terms(whole)
+
+    def check_terms(self, whole: bool = True) -> None:
+        """Look at what the running `batches()` has read, which does so itself at its end: ReadError where it holds no
+        loss term, a ReadWarning where some conversations hold none. `whole`: it is all that is wanted."""
+        roles = self._encode.untrained if self._encode else ()
+        self._terms.check(whole, self.columns.get("completion_mask", "the mask"), roles)
 
     def __repr__(self) -> str:
         size = "samples" if self.size is None else f"{self.size} samples"
-        return f"Rollouts({self.path!r}, {self.format}, {size}, columns {self.columns})"
+        return f"Rollouts({self.path!r}, {self.format}, {size}; {self.account})"
 
 
 def open_rollouts(
-    path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
+    path: str | os.PathLike[str] | Any, *, columns: Mapping[str, str] | None = None, tokenizer: str | None = None
 ) -> Rollouts:
     """Open rollouts for reading; bounded memory, whatever the size.
 
     Arguments:
-        path: a JSONL file (.jsonl, .ndjson, .json, and with .gz or .zst), a Parquet or NPZ file, a folder of
-            `datasets.Dataset.save_to_disk`, a folder of such files, or a glob of files of one format.
+        path: a JSON file (.jsonl, .ndjson, .json, and with .gz or .zst: an object per line, or one array), a Parquet
+            or NPZ file, a folder of `datasets.Dataset.save_to_disk`, a folder of such files and folders, or a glob of
+            files of one format. Or a table in memory: a pandas DataFrame, a pyarrow Table, a Dataset of `datasets` or
+            a slice of one, a list of dicts.
         columns: canonical name -> name in the file, where `readers.USUAL` does not find it; an empty name leaves a
-            column out. Any other canonical name adds a further column.
+            column out. Any other canonical name adds a further column. Where rows hold several samples, a path:
+            "trajectory[].tokens.prompt_ids".
         tokenizer: a tokenizer folder, for chat messages; see `readers.chat.ChatEncoder` for what is trained.
 
     Raises:
@@ -116,23 +156,68 @@ def open_rollouts(
     >>> for samples in rollouts.batches():                                                 # doctest: +SKIP
     ...     packed = treepack.pack(samples, max_tokens=16384)
     """
-    name = os.fspath(path)
-    format, sources = open_sources(name)
-    given = dict(columns or {})
-    found = resolve(sources[0].path, sources[0].names, given, tokenizer)
-    _check_alike(sources, found, given)
-    encode: Encode | None = None
-    if "messages" in found and tokenizer:
-        from .chat import ChatEncoder
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else Table(path)
+    return open_columns(name, columns or {}, tokenizer, columns or {})
 
-        encode = ChatEncoder(tokenizer)
-    fingerprint = _fingerprint(format, [source.path for source in sources], found, tokenizer if encode else None)
-    return Rollouts(name, format, found, fingerprint, sources, encode)
+
+def open_columns(
+    name: str | Table,
+    columns: Mapping[str, str],
+    tokenizer: str | None,
+    told: Mapping[str, str],
+    *,
+    elsewhere: Collection[str] = (),
+    apart: bool = False,
+) -> Rollouts:
+    """What `open_rollouts` opens.
+
+    columns: canonical name -> column. told: those of them that a user named. elsewhere: columns that somebody else
+    reads, which are not looked at. apart: a completion that begins with its prompt is refused.
+    """
+    sources: list[Source]
+    if isinstance(name, Table):
+        label, format, sources, digest = str(name.path), "table", [name], name.digest()
+    else:
+        label, digest = name, ""
+        format, sources = open_sources(name)
+    head = head_of(sources[0])
+    chats = chats_in(head)
+    sources, given = unfold(sources, columns, head, tokenizer is not None and has_chat(sources[0].names, chats))
+    first = sources[0]
+    if isinstance(first, Nested):
+        head = head_of(first)
+    found = resolve(first.path, first.names, given, tokenizer, numbers_in(head), chats)
+    found = halves(first.path, first.names, found, given, head)
+    _check_alike(sources, found, given)
+    watch = _watched(sources, found, told, head, elsewhere)
+    encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
+    files = [source.path for source in sources if not digest]
+    fingerprint = _fingerprint(digest or format, files, found, tokenizer if encode else None)
+    account = account_of(first.names, found, told, head)
+    if tokenizer and encode is None:
+        account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
+    return Rollouts(label, format, found, fingerprint, sources, encode, account, watch, says_all(found, head), apart)
+
+
+def _watched(
+    sources: list[Source], found: Mapping[str, str], given: Mapping[str, str], head: Chunk, elsewhere: Collection[str]
+) -> Watch:
+    """What has to be looked at in all rows. ReadError where the first rows of a file, or of the first of several with
+    the same columns, tell already."""
+    names = list(dict.fromkeys(name for source in sources for name in source.names if name not in elsewhere))
+    watch = Watch(found, given, names)
+    seen: set[tuple[str, ...]] = set()
+    for source in sources:
+        key = tuple(sorted(source.names))
+        if key not in seen:
+            seen.add(key)
+            watch.look(head if source is sources[0] else head_of(source), f"{source.path}, {source.unit}")
+    return watch
 
 
 def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping[str, str]) -> None:
     """ReadError for a file that lacks a column of the first one, or has one that says what is trained or merged where
-    the first one has none; lines of JSONL are checked for that when they are read."""
+    the first one has none; rows of JSON are checked for that when they are read."""
     more = unexpected(found, given)
     for source in sources:
         for name in found.values():
@@ -144,8 +229,9 @@ def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping
                     f"{source.path}: it has the column {name!r}, which {sources[0].path} has not; give it in every "
                     f"file, or leave it out with --column {more[name]}="
                 )
-        if isinstance(source, JsonLines):
-            source.unexpected = more
+        rows = source.source if isinstance(source, Nested) else source
+        if isinstance(rows, JsonLines | JsonElements):
+            rows.unexpected = more
 
 
 def _fingerprint(format: str, files: list[Path], columns: dict[str, str], tokenizer: str | None) -> str:

@@ -3,54 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import Where
 from ..inputs import convert
+from ..inputs.aliases import USUAL
+from ..inputs.lookalikes import CHANCE, holds, pairing
+from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
 from .names import PER_TOKEN
+from .servers import plain_ids, plain_log_probs
 from .source import Chunk, ReadError, kind
 
 Array = npt.NDArray[Any]
-Encode = Callable[[Any, Any, str], tuple[Array, Array]]
+Encode = Callable[[Turns, list[Any] | None, str], tuple[Array, Array]]
 
+#: Columns with one number for each token; others may have a row for each.
+_ONE_AXIS = ("completion_mask", "labels", "attention_mask", "sampling_mask_counts")
 LARGEST_ID = 2**31 - 1
 _IDS = f"token ids, integers from 0 to {LARGEST_ID},"
 _SHOWN = 30
 
 
-def build(chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None) -> list[dict[str, Any]]:
-    """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: chat
-    messages, tools and where -> ids and completion mask."""
+def build(
+    chunk: Chunk, columns: dict[str, str], where: str, encode: Encode | None, apart: bool = False
+) -> list[dict[str, Any]]:
+    """The samples of a chunk. `columns`: canonical name -> name in the file; `where`: "FILE, line"; `encode`: a
+    conversation, its tools and where -> ids and completion mask; `apart`: no completion begins with its prompt."""
     out = []
     for i, number in enumerate(chunk.numbers):
         row = {canonical: chunk.columns[name][i] for canonical, name in columns.items()}
-        out.append(_Sample(row, columns, f"{where} {number}", encode).columns())
+        out.append(_Sample(row, columns, f"{where} {number}", encode, apart).columns())
     return out
 
 
 class _Sample:
     """One sample on its way: `row` is what is left to convert."""
 
-    def __init__(self, row: dict[str, Any], names: dict[str, str], where: str, encode: Encode | None):
+    def __init__(self, row: dict[str, Any], names: dict[str, str], where: str, encode: Encode | None, apart: bool):
         self.row, self.names, self.where = row, names, where
         self.mask: Array | None = None
-        self.prompt = 0  # tokens of the prompt, where prompt and completion are two columns
-        if "messages" in row:
+        self.prompt = 0  # tokens of the prompt, where it is known which are
+        if "messages" in row or "completion_messages" in row:
             if encode is None:
-                raise ReadError(f"{where}: {names['messages']} needs a tokenizer")
-            messages = _conversation(row.pop("prompt_messages", None), row.pop("messages"))
-            self.ids, self.mask = encode(messages, row.pop("tools", None), where)
+                raise ReadError(f"{where}: {names.get('messages', 'completion')} needs a tokenizer")
+            self.ids, self.mask = encode(*self._chat(), where)
         elif "input_ids" in row:
             self.ids = self._ids("input_ids")
+            halves = [half for half in ("prompt_ids", "completion_ids") if half in row]
+            for half in halves:
+                self._take_half(half)
+            if not halves:
+                self._find_response()
         else:
             prompt, completion = self._ids("prompt_ids"), self._ids("completion_ids")
+            self._check_apart(prompt, completion, apart)
             self.ids, self.prompt = np.concatenate([prompt, completion]), len(prompt)
-            self.mask = np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(completion)])
+            self.mask = _trained_from(len(prompt), len(self.ids))
+            self._check_counts()
         if not len(self.ids):
             raise ReadError(f"{where}: no tokens; a sample has at least one. Leave empty samples out")
+
+    def _chat(self) -> tuple[Turns, list[Any] | None]:
+        """The conversation and its tools; a prompt that stands in a column of its own is context."""
+        row, names, where = self.row, self.names, self.where
+        tools = clean_tools(row.pop("tools", None), where, names.get("tools", "tools"))
+        if "completion_messages" in row:
+            prompt = clean_messages(row.pop("prompt_messages"), where, names["prompt_messages"])
+            name = names["completion_messages"]
+            return joined(prompt, clean_messages(row.pop("completion_messages"), where, name), where, name), tools
+        turns = clean_messages(row.pop("messages"), where, names["messages"])
+        given = decoded(row.pop("prompt_messages", None))
+        if given is not None:
+            turns = _after_prompt(given, turns, where, names["prompt_messages"], names["messages"])
+        return turns, tools
+
+    # --- the response of whole samples ------------------------------------------------------------------------------
+
+    def _find_response(self) -> None:
+        """Where a whole sample says which tokens are the response: they stand at its end, and they are trained."""
+        total = len(self.ids)
+        response, prompt = (self._count(name, total) for name in ("response_length", "prompt_length"))
+        if response is None and prompt is None:
+            response = self._short(total)
+            if response is None:
+                return
+        elif response is None:
+            response = total - (prompt or 0)
+        elif prompt is not None and prompt + response != total:
+            raise self._error(
+                "response_length",
+                f"is {response} and {self.names['prompt_length']} {prompt}; together they have to be "
+                f"the {total} tokens of the sample",
+            )
+        self.prompt, self.mask = total - response, _trained_from(total - response, total)
+        padding = self.row.get("attention_mask")
+        if padding is not None and not np.all(padding):
+            raise self._error(
+                "attention_mask",
+                "marks padding, and the response is counted in tokens; cut the padding out first, or "
+                "give completion_mask with a value for each token",
+            )
+
+    def _count(self, name: str, total: int) -> int | None:
+        """A number of tokens of this sample; None where there is none."""
+        if name not in self.row:
+            return None
+        value = self.row.pop(name)
+        whole = isinstance(value, int | np.integer | float) and not isinstance(value, bool) and value == int(value)
+        if not whole or not 0 <= value <= total:
+            left_out = f"leave it out with --column {name}="
+            raise self._error(name, f"is {_short(value)}; a number of tokens from 0 to {total} is needed: {left_out}")
+        return int(value)
+
+    def _short(self, total: int) -> int | None:
+        """The length of the response where a mask and another column agree on it: both have fewer values than there
+        are tokens. One column alone may be cut off, or be of something else."""
+        there = {name: len(v) for name, v in self.row.items() if name in PER_TOKEN and hasattr(v, "__len__")}
+        short = {name: length for name, length in there.items() if 0 < length < total}
+        masked = any(name in short for name in ("completion_mask", "labels"))
+        return next(iter(short.values())) if masked and len(short) > 1 and len(set(short.values())) == 1 else None
+
+    def _check_counts(self) -> None:
+        """That a prompt and its completion are whole, where a server counted their tokens."""
+        for name, found in (("prompt_length", self.prompt), ("response_length", len(self.ids) - self.prompt)):
+            if name in self.row and (counted := self._count(name, 2**31)) != found:
+                raise self._error(
+                    name,
+                    f"is {counted}, and {found} token ids are there; the server was asked for a part of them "
+                    "(SGLang: logprob_start_len=0 gives all of a prompt)",
+                )
+
+    def _take_half(self, half: str) -> None:
+        """What is trained of a whole sample by a column that holds its prompt or its completion."""
+        part, size = self._ids(half), len(self.ids)
+        side: Literal["prompt", "completion"] = "prompt" if half == "prompt_ids" else "completion"
+        if not holds(self.ids, part, side):
+            place = "front" if side == "prompt" else "end"
+            raise self._error("input_ids", f"does not hold {self.names[half]} at the {place}, as the first rows do")
+        self.prompt = len(part) if side == "prompt" else size - len(part)
+        self.mask = _trained_from(self.prompt, size)
+
+    def _check_apart(self, prompt: Array, completion: Array, apart: bool) -> None:
+        """ReadError for a half that holds the other one, where the names of the two say whole samples; and, `apart`,
+        for any completion that begins with its prompt."""
+        names = self.names["prompt_ids"], self.names["completion_ids"]
+        usual = USUAL["input_ids"]
+        if (names[1] in usual and pairing([(completion, prompt)], "prompt") == "whole" and len(prompt)) or (
+            names[0] in usual and pairing([(prompt, completion)], "completion") == "whole" and len(completion)
+        ):
+            whole, half = names[::-1] if names[1] in usual else names
+            raise ReadError(
+                f"{self.where}: {whole} holds {half}, and in the first rows it does not; in all rows of a file they "
+                "are halves, or in none"
+            )
+        if apart and len(prompt) >= CHANCE and holds(completion, prompt, "prompt"):
+            raise ReadError(
+                f"{self.where}: {names[1]} begins with {names[0]}, and in the first rows it does not; with the prompt "
+                "in front it would be there twice"
+            )
 
     def columns(self) -> dict[str, Any]:
         """The sample as `treepack.pack` takes it, without padding."""
@@ -111,22 +224,32 @@ class _Sample:
         return ids
 
     def _per_token(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
-        """A value for each token; one for each token of the completion is filled up with zeros at the prompt."""
+        """A value for each token; one for each token of the response is filled up in front, with what says that the
+        prompt is not trained."""
         array = self._convert(name, convert)
+        if array.ndim > 1 and name in _ONE_AXIS:
+            raise self._error(name, f"has shape {array.shape}; one number for each token is needed")
         if array.ndim and len(array) == len(self.ids):
             return array
         if self.prompt and array.ndim and len(array) == len(self.ids) - self.prompt:
-            return np.concatenate([np.zeros((self.prompt, *array.shape[1:]), array.dtype), array])
+            fill = {"labels": -100, "attention_mask": 1}.get(name, 0)
+            return np.concatenate([np.full((self.prompt, *array.shape[1:]), fill, array.dtype), array])
         has = f"{len(array)} values" if array.ndim else f"the value {array}"
         allowed = f"one for each of the {len(self.ids)} tokens"
         if self.prompt:
             allowed += f" or of the {len(self.ids) - self.prompt} completion tokens"
+        elif self.mask is None and array.ndim and 0 < len(array) < len(self.ids):
+            allowed += "; where they are those of a response at the end, give its length as response_length"
         raise self._error(name, f"has {has}; needed is {allowed}")
 
     def _convert(self, name: str, convert: Callable[[Any, Where], Array]) -> Array:
         """The value as an array. It is then no longer in `row`."""
         value = self.row.pop(name)
         ids = name.endswith("_ids")
+        if ids:
+            value = plain_ids(value)
+        elif name.endswith("_log_probs"):
+            value = plain_log_probs(value, self.ids[self.prompt :])
         hint = "token ids" if ids else "numbers"
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, str):
@@ -160,11 +283,22 @@ def _culprit(value: Any, ids: bool) -> int | None:
     return None
 
 
-def _conversation(prompt: Any, messages: Any) -> Any:
-    """The messages of a preference pair after those of its prompt, where they do not start with them."""
-    if not isinstance(prompt, list) or not isinstance(messages, list) or messages[: len(prompt)] == prompt:
-        return messages
-    return prompt + messages
+def _after_prompt(prompt: Any, turns: Turns, where: str, name: str, after: str) -> Turns:
+    """The messages of a column `after` behind those of a prompt, where they do not start with them. A prompt that is
+    text is that of a conversation which holds it already."""
+    if not isinstance(prompt, str):
+        return joined(clean_messages(prompt, where, name), turns, where, after)
+    if turns.messages[0]["role"] == ASSISTANT:
+        raise ReadError(
+            f"{where}: {name} is text and {after} starts with a message of role {ASSISTANT!r}, so the prompt would be "
+            f'lost; give {name} as messages, [{{"role": "user", "content": ...}}]'
+        )
+    return turns
+
+
+def _trained_from(start: int, total: int) -> Array:
+    """A mask of tokens of which all from `start` on are trained."""
+    return np.repeat(np.array([0, 1], np.uint8), [start, total - start])
 
 
 def _to_mask(value: Any, where: Where) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,10 @@ CHUNK_BYTES = 8 << 20
 
 class ReadError(ValueError):
     """A file that cannot be read as rollouts; says which file, line or row and column, what it has, what is allowed."""
+
+
+class ReadWarning(UserWarning):
+    """Something about a file that is read, and is likely not what was meant."""
 
 
 def first_line(error: BaseException) -> str:
@@ -34,10 +38,12 @@ def kind(value: object) -> str:
 @dataclass(frozen=True)
 class Chunk:
     """Samples next to each other in one file: `columns[name][i]` is the value of sample i (a NumPy view, list, scalar,
-    text, None), `numbers[i]` its line or row in the file."""
+    text, None), `numbers[i]` its line or row in the file, "3, steps[1]" where a row holds several samples."""
 
-    numbers: Sequence[int]
-    columns: dict[str, list[Any]]
+    numbers: Sequence[int | str]
+    columns: Mapping[str, Sequence[Any]]
+    more: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """Columns that the first row of the file has not, name -> i -> value."""
 
 
 class Source(Protocol):
@@ -53,6 +59,7 @@ class Source(Protocol):
     #: How much of the file has been read, 0 to 1.
     fraction: float
 
-    def chunks(self, names: Sequence[str], samples: int, start: int) -> Iterator[Chunk]:
-        """Chunks of at most `samples` samples from number `start` on, of these columns."""
+    def chunks(self, names: Sequence[str], samples: int, start: int, optional: Collection[str] = ()) -> Iterator[Chunk]:
+        """Chunks of at most `samples` samples from number `start` on, of these columns. An `optional` one that a row
+        lacks is None there; one that cannot be read at all is left out."""
         ...

@@ -22,6 +22,7 @@ import numpy as np
 from .._core import PackError
 from .._optional import require
 from .._version import __version__
+from ..inputs.account import ColumnAccount
 from ..tree.packed import Packed
 from ..tree.tree import HostTree, PackedTree
 from .bars import bars_of
@@ -48,6 +49,8 @@ PICTURE_BYTES = 480_000
 PIXELS = 512
 #: Letters of a title and names of columns that are shown.
 TITLE, COLUMNS = 200, 40
+#: Letters of a line about the columns of the input.
+LINE = 2000
 
 SCRIPTS = ("format.js", "bars.js", "icicle.js", "pictures.js", "charts.js", "main.js")
 
@@ -95,19 +98,24 @@ class Report:
 
 
 @overload
-def report(packed: Packed, *, title: str | None = None) -> Report: ...
+def report(packed: Packed, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
 @overload
-def report(packed: PackedTree, *, title: str | None = None) -> Report: ...
+def report(packed: PackedTree, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
 @overload
-def report(packed: Sequence[PackedTree], *, title: str | None = None) -> Report: ...
+def report(
+    packed: Sequence[PackedTree], *, title: str | None = None, columns: ColumnAccount | None = None
+) -> Report: ...
 @overload
-def report(packed: Sequence[Sequence[PackedTree]], *, title: str | None = None) -> Report: ...
-def report(packed: Trees, *, title: str | None = None) -> Report:
+def report(
+    packed: Sequence[Sequence[PackedTree]], *, title: str | None = None, columns: ColumnAccount | None = None
+) -> Report: ...
+def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report:
     """A page that shows what was packed: the trees as nested bars, attention masks, tiles, lengths and sharing.
 
     Args:
         packed: what `pack` returns, or trees of it (on any device), or micro-batches of a `Packer`.
         title: the page's headline, as plain text.
+        columns: what became of the columns of the input, say `rollouts.account` of `treepack.readers.open_rollouts`.
 
     Raises:
         PackError: `packed` is something else.
@@ -130,7 +138,8 @@ def report(packed: Trees, *, title: str | None = None) -> Report:
         "lengths": _histogram(length_histogram(trees)),
         "sharing": _histogram(sharing_histogram(trees)),
     }
-    return Report(_render(template, title, totals, len(drawn), data))
+    lines = [] if columns is None else [_shortened(_valid(line)) for line in columns.lines()]
+    return Report(_render(template, title, totals, len(drawn), data, lines))
 
 
 def _template() -> Template:
@@ -145,7 +154,13 @@ def _template() -> Template:
     return environment.from_string(_asset("page.html.j2"))
 
 
-def _render(template: Template, title: str, totals: Totals, drawn: int, data: dict[str, Any]) -> str:
+def _shortened(line: str) -> str:
+    return line if len(line) <= LINE else f"{line[:LINE]}..."
+
+
+def _render(
+    template: Template, title: str, totals: Totals, drawn: int, data: dict[str, Any], columns: Sequence[str]
+) -> str:
     """The template with everything in place. Only the page's own style and script can run: it names their hashes."""
     style, script = _asset("report.css"), "".join(map(_asset, SCRIPTS))
     return template.render(
@@ -153,6 +168,7 @@ def _render(template: Template, title: str, totals: Totals, drawn: int, data: di
         totals=totals,
         drawn=drawn,
         data=data,
+        columns=columns,
         style=style,
         style_hash=_hash(style),
         script=script,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import PackError
+from ..tree.packed import Packed
 from .samples import as_array, as_samples
 
 __all__ = ["check_packed", "sample_paths"]
@@ -24,21 +25,22 @@ __all__ = ["check_packed", "sample_paths"]
 Array = npt.NDArray[Any]
 
 
-def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_kwargs: Any) -> None:
+def check_packed(packed: Any, samples: Any, **pack_kwargs: Any) -> None:
     """Compare every tree with what its samples say.
 
     Args:
-        packed: what `treepack.pack(samples, ...)` returned.
-        samples: the list of dicts, padded batch or flat batch that was packed.
-        branching, **pack_kwargs: the arguments of that call.
+        packed: what `treepack.pack(samples, ...)` returned; it knows the arguments of that call.
+        samples: what was packed: a list of dicts, a table, a padded or a flat batch.
+        **pack_kwargs: arguments of the call that are to hold instead.
 
     Raises:
         PackError: a sample is lost, not rebuilt, sees other keys than its own past, lost a loss term, a column or a
             kept set, or a tree breaks a budget. The message names the first difference.
 
     >>> samples = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}]
-    >>> check_packed(treepack.pack(samples, max_tokens=8), samples, max_tokens=8)
+    >>> check_packed(treepack.pack(samples, max_tokens=8), samples)
     """
+    pack_kwargs = _arguments(packed) | pack_kwargs
     listed = as_samples(samples, pack_kwargs.get("per_token", ()), pack_kwargs.get("per_sample", ()))
     flat = [{name: as_array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
     start = np.cumsum([0] + [len(sample["input_ids"]) for sample in flat], dtype=np.int64)
@@ -59,9 +61,17 @@ def check_packed(packed: Any, samples: Any, *, branching: str = "token", **pack_
             raise PackError(f"{where}: {tree.num_tokens} tokens, {real} padded to {multiple} expected")
         paths = sample_paths(tree)
         _check_mask(where, tree)
-        _check_sharing(where, tree, paths, flat, start, branching == "label")
+        _check_sharing(where, tree, paths, flat, start, pack_kwargs.get("branching") == "label")
         _check_terms(where, tree, paths, flat, start)
         _check_rows(where, tree, flat)
+
+
+def _arguments(packed: Any) -> dict[str, Any]:
+    """The arguments of the call that made it, where it knows them."""
+    if not isinstance(packed, Packed):
+        return {}
+    named = {"per_token": packed.per_token, "per_sample": packed.per_sample}
+    return {**packed.options.pack_keywords(), **named}
 
 
 def sample_paths(tree: Any) -> list[Array]:

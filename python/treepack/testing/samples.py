@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..inputs.tables import rows_of
+
 __all__ = ["as_array", "as_samples"]
 
 Array = npt.NDArray[Any]
@@ -17,7 +19,7 @@ _SAMPLE = ("advantage", "group_id")
 
 
 def as_samples(samples: Any, per_token: Sequence[str] = (), per_sample: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A padded or flat batch as the list of samples it stands for; a list of samples as it is.
+    """A padded or flat batch or a table as the list of samples it stands for; a list of samples as it is.
 
     Args:
         samples: list of dicts; `input_ids` (B, S) with `attention_mask` (B, S); or `input_ids` (R,) with `cu_seqlens`.
@@ -26,6 +28,8 @@ def as_samples(samples: Any, per_token: Sequence[str] = (), per_sample: Sequence
     >>> as_samples({"input_ids": [[0, 7, 8]], "attention_mask": [[0, 1, 1]]})
     [{'input_ids': array([7, 8])}]
     """
+    if (rows := rows_of(samples)) is not None:
+        return rows
     if not isinstance(samples, Mapping):
         return list(samples)
     columns = {name: value if name == "group_id" else as_array(value) for name, value in samples.items()}

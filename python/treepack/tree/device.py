@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._core import ALIGN
 from .._optional import require
 
-__all__ = ["copied", "load_torch", "to_stay", "torch_dtype"]
+__all__ = ["copied", "load_torch", "spread", "to_stay", "torch_dtype"]
 
 
 def load_torch() -> Any:
@@ -55,3 +55,14 @@ def copied(parts: Sequence[npt.NDArray[np.uint8]], device: Any, pin_memory: bool
         target[stop:at] = 0
     with to_stay():
         return staged.to(device, non_blocking=non_blocking)
+
+
+def spread(part: Any, at: npt.NDArray[Any], length: int, fill: float) -> Any:
+    """(length, ...): the rows of `part` at the places `at`, and `fill` elsewhere. Differentiable for torch."""
+    shape = (length, *part.shape[1:])
+    if isinstance(part, np.ndarray):
+        out = np.full(shape, fill, part.dtype)
+        out[at] = part
+        return out
+    torch = load_torch()
+    return part.new_full(shape, fill).index_copy(0, torch.as_tensor(at, device=part.device).long(), part)

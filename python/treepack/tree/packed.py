@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+import numpy as np
 
 from .._core import PackError
+from .device import spread
 from .tree import HostTree, PackedTree
 
 if TYPE_CHECKING:
     from .._core import PackedTrees
     from ..inputs.columns import Format
+
+    Values = TypeVar("Values")
 
 
 class Skipped(NamedTuple):
@@ -75,12 +80,28 @@ class Packed(TreeSequence):
     """The trees of one call, micro-batch by micro-batch and rank by rank within it. Trees are made when they are first
     asked for; their arrays are never copied. What is pickled holds a copy of all of them."""
 
-    def __init__(self, core: PackedTrees, formats: Mapping[str, Format], ranks: int, started: float):
-        self.ranks = ranks
+    def __init__(
+        self,
+        core: PackedTrees,
+        formats: Mapping[str, Format],
+        options: Any,
+        started: float,
+        per_token: Sequence[str] = (),
+        per_sample: Sequence[str] = (),
+    ):
+        self.options = options
+        """How it was packed: `treepack.packing.options.PackOptions`, the options of the call by their names."""
+        self.per_token, self.per_sample = tuple(per_token), tuple(per_sample)
+        """What the call said of the columns of a flat batch."""
         self._core = core
         self._formats = formats
         self._trees: list[HostTree | None] = [None] * len(core)
         self._total_milliseconds = (perf_counter() - started) * 1e3
+
+    @property
+    def ranks(self) -> int:
+        """Trees of a micro-batch, one for each rank."""
+        return int(self.options.ranks)
 
     @cached_property
     def skipped(self) -> list[Skipped]:
@@ -128,9 +149,60 @@ class Packed(TreeSequence):
             raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
         return self[rank :: self.ranks]
 
+    def unpack(self, values: Iterable[Values]) -> list[Values]:
+        """Values of the positions of all trees, (N, ...) for each tree in their order -> one array or tensor (L, ...)
+        for each sample, in the order of the samples. Differentiable for torch. Of a skipped sample it is empty."""
+        return self._in_order([tree.unpack(x) for tree, x in self._beside(values, "num_tokens", "positions")])
+
+    def unpack_terms(self, values: Iterable[Values], *, fill: float | None = None) -> list[Values]:
+        """The same of loss terms, (M, ...) for each tree: log-probs, say, whichever trees their samples came into.
+
+            log_probs = packed.unpack_terms([treepack.term_log_probs(model, tree.to(device)) for tree in packed])
+
+        With `fill` a row for each token of a sample, (L, ...), as in `old_log_probs`: the values at the tokens that are
+        trained, and `fill` at all others.
+        """
+        trees = self._beside(values, "num_terms", "terms")
+        return self._in_order([tree.unpack_terms(x, fill=fill) for tree, x in trees], fill)
+
+    def _beside(self, values: Any, rows: str, what: str) -> Iterator[tuple[HostTree, Any]]:
+        """Each tree with its values."""
+        if hasattr(values, "ndim") or not isinstance(values, Iterable):
+            kind = type(values).__name__
+            raise TypeError(f"values is a {kind}; a list is needed, with the values of each of {len(self)} trees")
+        held = list(values)
+        if len(held) != len(self):
+            raise PackError(f"values are of {len(held)} trees; there are {len(self)}, and each of them has values")
+        for number, (tree, one) in enumerate(zip(self, held, strict=True)):
+            shape = tuple(getattr(one, "shape", ()))
+            if not shape or shape[0] != getattr(tree, rows):
+                has = f"shape {shape}" if hasattr(one, "shape") else f"type {type(one).__name__}"
+                raise PackError(f"tree {number}: its values have {has}; it has {getattr(tree, rows)} {what}")
+            yield tree, one
+
+    def _in_order(self, parts: list[list[Any]], fill: float | None = None) -> list[Any]:
+        """What came out of each tree, by the numbers of the samples."""
+        found = {
+            number: part
+            for tree, of_tree in zip(self, parts, strict=True)
+            for number, part in zip(tree.sample_index.tolist(), of_tree, strict=True)
+        }
+        like = next(iter(found.values()), np.zeros(0, np.float32))
+        for skipped in self.skipped:
+            rows = 0 if fill is None else skipped.tokens
+            found[skipped.sample] = spread(like[:0], np.zeros(0, np.int64), rows, fill or 0.0)
+        return [found[number] for number in range(len(found))]
+
     def __getstate__(self) -> dict[str, Any]:
         # With all trees and numbers made, nothing asks for the core any more.
-        return {"ranks": self.ranks, "_trees": list(self), "skipped": self.skipped, "stats": self.stats}
+        return {
+            "options": self.options,
+            "per_token": self.per_token,
+            "per_sample": self.per_sample,
+            "_trees": list(self),
+            "skipped": self.skipped,
+            "stats": self.stats,
+        }
 
     def __repr__(self) -> str:
         s = self.stats

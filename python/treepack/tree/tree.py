@@ -14,7 +14,7 @@ from .. import _core
 from .._core import ALIGN, ARRAYS, TILE_SIZES, PackError
 from . import segments
 from .columns import Arrays, Columns
-from .device import copied, load_torch, to_stay, torch_dtype
+from .device import copied, load_torch, spread, to_stay, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -247,11 +247,21 @@ class PackedTree(Generic[Array]):
             paths = [torch.as_tensor(path, device=rows.device).long() for path in self.path_index()]
         return cast("list[Values]", [rows[path] for path in paths])
 
-    def unpack_terms(self, values: Values) -> list[Values]:
-        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch."""
+    def unpack_terms(self, values: Values, *, fill: float | None = None) -> list[Values]:
+        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch.
+
+        With `fill`, one with a row for each of its tokens, (L, ...): values stand at the tokens that are trained, as in
+        `old_log_probs`, and `fill` at all others.
+        """
         rows: Any = self._checked_rows(values, self.num_terms, "terms")
-        cuts = self.numpy().cu_terms.tolist()
-        return [rows[start:end] for start, end in pairwise(cuts)]
+        host = self.numpy()
+        parts = [rows[start:end] for start, end in pairwise(host.cu_terms.tolist())]
+        if fill is None:
+            return parts
+        tokens = host.position_ids[host.row_position[host.term_row]] + 1  # a term is scored at the token before
+        lengths = host.position_ids[host.cu_segments[host.sample_last_segment + 1] - 1] + 1
+        at = [tokens[start:end] for start, end in pairwise(host.cu_terms.tolist())]
+        return [spread(*one, fill) for one in zip(parts, at, lengths.tolist(), strict=True)]
 
     def attention_mask(self) -> Array:
         """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""

@@ -1,5 +1,5 @@
-"""What depends on the tree that a Hugging Face model is to run, beside the model: rotary embeddings that follow the
-longest sample of the row, and places for images.
+"""What depends on the tree that a Hugging Face model is to run, beside the model: samples longer than its table of
+positions, rotary embeddings that follow the longest sample of the row, and places for images.
 
 Read on the host, from the arrays that the tree was packed into: no device is waited for, but for a tree that came to
 its device in another way, once.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ....tree.tree import PackedTree
+from .positions import check_length
 
 __all__ = ["check_ids", "check_tree", "row_is_short", "row_rope"]
 
@@ -35,6 +36,7 @@ def check_tree(model: Any, tree: Any) -> None:
         raise TypeError(
             f"{name} wants to see the samples of the tree: a PackedTree is needed, not a {type(tree).__name__}"
         )
+    check_length(name, model, tree)
     rope = row_rope(model.config.get_text_config())
     if rope is not None:
         check_rope(name, *rope, tree)
