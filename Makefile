@@ -20,7 +20,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -type f \( -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/assets/*' \))
 
 .PHONY: help venv build demo test test-rust test-python lint types test-long fuzz test-gpu \
-	bench bench-scaling bench-placement bench-gpu bench-model bench-areal bench-trl bench-inspect bench-offline \
+	bench bench-scaling bench-placement bench-gpu bench-tritons bench-first-call bench-model bench-areal bench-trl bench-inspect bench-offline \
 	docs wheel-manylinux audit-wheel test-wheel lint-workflows fmt clean
 
 help: ## Show this list
@@ -131,6 +131,15 @@ bench-gpu: ## Tree attention against its peers on a CUDA device (GPU_PYTHON=pyth
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_scatter.py | tee benches/results/gpu_scatter.txt
 	$(GPU_PYTHON) benches/gpu_attention.py $(ARGS) | tee benches/results/gpu_attention.txt
+
+TRITON_FOLDERS ?=
+bench-tritons: ## The kernels under several Tritons, in turn (TRITON_FOLDERS='dir dir' beside the installed one); keeps benches/results/gpu_tritons.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_tritons.py --triton $(TRITON_FOLDERS) $(ARGS) | tee benches/results/gpu_tritons.txt
+
+bench-first-call: ## Seconds until the first results on an empty and a warm Triton cache; keeps benches/results/gpu_first_call.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_first_call.py $(ARGS) | tee benches/results/gpu_first_call.txt
 
 bench-model: ## One training step, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_model.txt
 	mkdir -p benches/results

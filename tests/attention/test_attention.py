@@ -204,3 +204,12 @@ def test_fa4_lists_have_the_strides_of_their_shape():
         for block, transpose in ((128, False), (64, True)):
             for table in fa4.block_lists(torch.full((n,), n, dtype=torch.int32), block, transpose=transpose):
                 assert table.stride(-1) == 1
+
+
+def test_one_list_of_tile_sizes():
+    """Kernels run from a checkout without the native extension, so Python has the sizes too: the same."""
+    from treepack import _core
+    from treepack.attention.tiles import LIST_SIZES, MIN_RUN
+
+    assert _core.TILE_SIZES == LIST_SIZES
+    assert MIN_RUN == 2  # rust/tiles.rs

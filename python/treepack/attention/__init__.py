@@ -16,15 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import IMPLEMENTATIONS, TRITON, tree_attention
+    from .api import IMPLEMENTATIONS as IMPLEMENTATIONS
+    from .api import TRITON as TRITON
+    from .api import tree_attention
     from .metadata import TreeTiles, tree_tiles
 
-__all__ = ["IMPLEMENTATIONS", "TRITON", "TreeTiles", "tree_attention", "tree_tiles"]
+__all__ = ["TreeTiles", "tree_attention", "tree_tiles"]
 
-_HOMES = {"TreeTiles": "metadata", "tree_tiles": "metadata"}
+_METADATA = ("TreeTiles", "tree_tiles")
+_API = ("IMPLEMENTATIONS", "TRITON", "tree_attention")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    home = ".metadata" if name in _METADATA else ".api" if name in _API else None
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES.get(name, 'api')}", __name__), name)
+    return getattr(import_module(home, __name__), name)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .tiles import LIST_SIZES
 
 
 class TreeTiles:
@@ -105,9 +106,10 @@ class TreeTiles:
             hopper: the Hopper kernels may run.
             heads: query heads and K/V heads of the layer; None where they are not known yet.
         """
-        forward = self.lists(128, window)
-        backward = self.lists(64, window) if training else forward
-        queries = self.lists(64, window, transpose=True) if training and window else (None, None)
+        large, small = LIST_SIZES
+        forward = self.lists(large, window)
+        backward = self.lists(small, window) if training else forward
+        queries = self.lists(small, window, transpose=True) if training and window else (None, None)
         schedule = self.schedule() if hopper else None
         items = self.dkv_items(*heads) if hopper and training and heads else None
         return self.depth() if window else None, *forward, *backward, *queries, schedule, items
@@ -115,7 +117,7 @@ class TreeTiles:
     def metadata_bytes(self) -> int:
         """Bytes of everything held here that a plain forward and backward pass reads: `subtree_end` and the two
         lists."""
-        tensors = [self.subtree_end, *self.lists(128), *self.lists(64)]
+        tensors = [self.subtree_end, *(x for block in LIST_SIZES for x in self.lists(block))]
         return sum(x.numel() * x.element_size() for x in tensors)
 
 
@@ -131,7 +133,7 @@ def tree_tiles(subtree_end: Tensor, position_ids: Tensor | None = None) -> TreeT
         A `TreeTiles` to hand to `tree_attention` in place of a tree.
     """
     tiles = TreeTiles(subtree_end.to(torch.int32).contiguous(), position_ids)
-    for block in (128, 64):
+    for block in LIST_SIZES:
         tiles.lists(block)
     return tiles
 

@@ -52,6 +52,11 @@ _verdicts: dict[tuple, Verdict | None] = {}  # None: not to be checked
 _lock = threading.RLock()
 
 
+def wanted() -> bool:
+    """Whether first uses are checked in this process."""
+    return os.environ.get("TREEPACK_SELF_CHECK", "1") != "0"
+
+
 def verdicts() -> list[Verdict]:
     """What was checked in this process so far."""
     return [verdict for verdict in _verdicts.values() if verdict is not None]
@@ -84,8 +89,7 @@ def at_first_use(
 def _check_once(key: tuple, kernels: int, q: Tensor, k: Tensor, v: Tensor, *features: bool) -> Verdict | None:
     with _lock:
         if key not in _verdicts:
-            asked = os.environ.get("TREEPACK_SELF_CHECK", "1") != "0"
-            _verdicts[key] = _check(kernels, q, k, v, *features) if asked else None
+            _verdicts[key] = _check(kernels, q, k, v, *features) if wanted() else None
         return _verdicts[key]
 
 

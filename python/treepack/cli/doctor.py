@@ -108,7 +108,23 @@ def self_test(torch: Any) -> list[Check]:
     if torch.cuda.is_available():
         name = "attention, triton on the GPU"
         checks.append(_checked(name, lambda: _check_attention(torch, tree, "triton", "cuda")))
+        checks += first_uses()
     return checks
+
+
+def first_uses() -> list[Check]:
+    """What the kernels said of themselves when they were first used here (`attention/self_check.py`)."""
+    from ..attention import self_check
+
+    if not self_check.wanted():
+        return [Check("first use of the kernels", True, "left out: TREEPACK_SELF_CHECK=0", 0.0)]
+    found = []
+    for verdict in self_check.verdicts():
+        options = ", ".join(verdict.features) or "forward"
+        detail = verdict.wrong or f"{verdict.dtype}, head size {verdict.head_size}: {options}"
+        name = f"first use, {verdict.kernels} kernels"
+        found.append(Check(name, not verdict.wrong, detail, verdict.milliseconds))
+    return found
 
 
 # --- packing and attention ------------------------------------------------------------------------------------------
@@ -197,14 +213,15 @@ def _kernel(torch: Any, impl: str) -> Kernel:
         if impl == "flex" and gpu:
             importlib.import_module("treepack.attention.flex")
             return Kernel(impl, True, _SLOW_TO_COMPILE)
-        with warnings.catch_warnings():  # flex says that it is slow without a GPU, and so do we
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as said:  # flex says that it is slow without a GPU, and so do we
+            warnings.simplefilter("always")
             tree_attention(q, q, q, subtree_end=end, impl=impl)
     except Exception as error:  # the reason is what is asked for
         if not gpu and impl not in _ON_A_CPU:
             return Kernel(impl, False, f"it needs {_NEEDS.get(impl, 'a GPU')}, and torch finds none here")
         return Kernel(impl, False, first_line(error))
-    return Kernel(impl, True, _RUNS.get(impl, "it was called here"))
+    portable = [str(x.message) for x in said if "portable kernels" in str(x.message)]  # a Triton that is not tested
+    return Kernel(impl, True, portable[0] if portable else _RUNS.get(impl, "it was called here"))
 
 
 def _no_device(torch: Any) -> str:
