@@ -94,10 +94,9 @@ def test_ids_that_overflow_an_int32_view_are_not_wrapped():
 def test_a_python_float_that_float32_cannot_hold(column):
     """It must not become infinite; one that is infinite stays so, and an array keeps its dtype."""
     (name,) = column
-    with pytest.raises(
-        treepack.PackError, match=rf"{name} holds -1e\+39, and Python floats become float32, up to 3.4e38"
-    ):
-        treepack.pack([{**GOOD, **column}], max_tokens=100)
+    said = rf"sample 1: {name} holds -1e\+39, and Python floats become float32, up to 3.4e38"
+    with pytest.raises(treepack.PackError, match=said):
+        treepack.pack([{**GOOD, name: np.multiply(column[name], 0).tolist()}, {**GOOD, **column}], max_tokens=100)
     treepack.pack([{**GOOD, name: np.array(column[name], np.float64)}], max_tokens=100)
     assert np.isinf(treepack.pack([{**GOOD, "advantage": float("inf")}], max_tokens=100)[0].terms["advantage"]).all()
 

@@ -178,6 +178,35 @@ def test_rows_of_any_shape(tmp_path, tokenizer, rows, chat, array):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(nearly([row for row in GOOD if "role" not in json.dumps(row)]))
+def test_parquet_gives_the_same(tmp_path, rows):
+    """Rows that both formats can hold and both are read from; those of chats, whose keys Arrow may order anew, are in
+    test_readers_messages.py."""
+    pa = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    if any(row.keys() != rows[0].keys() for row in rows):
+        return  # the keys of the first line are the columns
+    try:
+        table = pa.table({name: pa.array([row[name] for row in rows]) for name in rows[0]})
+        pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "rows.parquet")
+    except (pa.ArrowException, TypeError):
+        return
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    lines, table = read_rows(path), read_rows(tmp_path / "rows.parquet")
+    if lines is None or table is None:
+        return
+    assert len(lines) == len(table)
+    for one, other in zip(lines, table, strict=True):
+        assert set(one) == set(other)
+        for name, value in one.items():
+            if isinstance(value, str):
+                assert other[name] == value
+            else:  # Python floats become float32, those of a table stay as they are
+                assert np.shape(value) == np.shape(other[name])
+                np.testing.assert_allclose(other[name], np.asarray(value, float), rtol=1e-6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(st.data(), st.booleans())
 def test_pairs_of_any_shape(tmp_path, tokenizer, data, chat):
     pytest.importorskip("pyarrow", reason="offline packing needs pyarrow")

@@ -46,6 +46,8 @@ def test_names_of_files(tmp_path):
     for name in ("rows.json", "rows.jsonl"):
         (tmp_path / name).write_bytes(text)
         assert plain(read(tmp_path / name)) == EXPECTED
+    (tmp_path / "ROWS.JSON.GZ").write_bytes(gzip.compress(text))
+    assert plain(read(tmp_path / "ROWS.JSON.GZ")) == EXPECTED
     (tmp_path / "rows.json.gz").write_bytes(gzip.compress(text))
     opened = open_rollouts(tmp_path / "rows.json.gz")
     assert plain(sample for batch in opened.batches() for sample in batch) == EXPECTED

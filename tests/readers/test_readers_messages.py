@@ -122,7 +122,26 @@ def dataset(folder, rows):
     return folder / "plain"
 
 
-@pytest.mark.parametrize("write", [jsonl, parquet, pandas_parquet, json_text, json_parts, json_features, dataset])
+def rows_in_memory(folder, rows):
+    return rows
+
+
+def frame(folder, rows):
+    return pytest.importorskip("pandas", reason="frames need pandas").DataFrame(rows)
+
+
+def arrow_table(folder, rows):
+    return pa.Table.from_pylist(rows)
+
+
+def dataset_in_memory(folder, rows):
+    return pytest.importorskip("datasets", reason="data sets need datasets").Dataset(pa.Table.from_pylist(rows))
+
+
+FILES = [jsonl, parquet, pandas_parquet, json_text, json_parts, json_features, dataset]
+
+
+@pytest.mark.parametrize("write", [*FILES, rows_in_memory, frame, arrow_table, dataset_in_memory])
 def test_the_same_tokens_from_every_format(tmp_path, write):
     folder = tiny.letters(tmp_path / "tokenizer", tiny.CHATML)
     (batch,) = open_rollouts(write(tmp_path, with_rewards(ROWS)), tokenizer=folder).batches()

@@ -351,6 +351,18 @@ def test_traces_of_verifiers(tmp_path, format):
         assert text.startswith(f"FILE, line 2, {says}")
 
 
+def test_a_request_and_its_response_in_objects(tmp_path):
+    """As a proxy logs them: no list at all, or the choices of the response."""
+    data = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "response_log_probs": [-0.5], "status": "ok"}
+    close(
+        read(write(tmp_path, "jsonl", [{"event_type": "model_request", "data": data}])), [sample([1, 2], [3], [-0.5])]
+    )
+    response = {"id": "x", "prompt_token_ids": [1, 2], "choices": [choice(0, [3], [-0.5]), choice(1, [4], [-1.0])]}
+    row = {"request": {"model": "m", "n": 2}, "response": response, "reward": 1.0}
+    expected = [sample([1, 2], [3], [-0.5], reward=1.0), sample([1, 2], [4], [-1.0], reward=1.0)]
+    close(read(write(tmp_path, "jsonl", [row])), expected)
+
+
 def test_whole_samples_in_lists(tmp_path):
     """A group of rollouts in a row, and a batch as a dict of lists."""
     group = {

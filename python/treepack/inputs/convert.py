@@ -69,16 +69,16 @@ def _as_numpy(value: Any, where: Where) -> Array:
     return array
 
 
-def _to_float32(array: Array, where: Where) -> Array:
-    """Python floats as float32; PackError for one that is too large for it."""
+def _to_float32(array: Array, where: Where, of_samples: bool = False) -> Array:
+    """Python floats as float32; PackError for one that is too large for it. `of_samples`: one of each sample."""
     try:
         with np.errstate(over="raise"):
             return array.astype(np.float32)
     except FloatingPointError:
-        largest = array[np.isfinite(array)][np.abs(array[np.isfinite(array)]).argmax()]
-        raise where.error(
-            f"holds {largest}, and Python floats become float32, up to 3.4e38; give an array of float64"
-        ) from None
+        at = int(np.where(np.isfinite(array), np.abs(array), 0.0).argmax())
+        where = Where(where.column, at) if of_samples else where
+        text = f"holds {array.flat[at]}, and Python floats become float32, up to 3.4e38; give an array of float64"
+        raise where.error(text) from None
 
 
 def _no_numbers(array: Array) -> str:
@@ -219,7 +219,7 @@ def _stack(values: Any, where: Where) -> Array:
         kinds = set(map(type, values))
     array = np.asarray(values)
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
-        array = _to_float32(array, where)
+        array = _to_float32(array, where, of_samples=True)
     if array.dtype.kind == "O":
         largest = max(range(array.size), key=lambda i: abs(array[i])) if array.ndim == 1 else None
         raise Where(where.column, largest).error("holds an integer that does not fit into 64 bits")

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._optional import require
 from ..inputs.tables import arrow_values
+from .lazy import Column, is_nested
 from .plain import plain_values
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
 
@@ -125,5 +126,8 @@ def _rows(metadata: Any, names: Sequence[str], samples: int) -> int:
 
 
 def _chunk(table: Any, numbers: Sequence[int]) -> Chunk:
-    columns = {name: arrow_values(table.column(name), other=plain_values) for name in table.schema.names}
+    columns: dict[str, Sequence[Any]] = {}
+    for name in table.schema.names:
+        column = table.column(name)
+        columns[name] = Column(column) if is_nested(column.type) else arrow_values(column, other=plain_values)
     return Chunk(numbers, columns)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .source import ReadError
+from .source import ReadError, kind
 
 #: Values of a node for each of its tokens, or for those alone that its mask trains -> what they are of a branch.
 _VALUES = {"logprobs": "logprobs", "reference_logprobs": "ref_logprobs", "advantages": "advantages"}
@@ -61,14 +61,14 @@ def _parent(parent: Any, at: int, where: str) -> int | None:
 
 
 def _branch(nodes: Sequence[dict[str, Any]], path: Sequence[int], trained: set[int], where: str) -> dict[str, Any]:
-    masked = any(node.get("mask") for node in nodes)
-    there = [name for name in _VALUES if any(node.get(name) for node in nodes)]
+    masked = any("mask" in node and node["mask"] is not None for node in nodes)
+    there = [name for name in _VALUES if any(_list(node, name, where) for node in nodes)]
     out: dict[str, list[Any]] = {
         name: [] for name in ("token_ids", "completion_mask", *map(_VALUES.__getitem__, there))
     }
     for at in path:
-        node, ids = nodes[at], list(nodes[at].get("token_ids") or ())
-        mask = list(node.get("mask") or [0] * len(ids))
+        node, ids = nodes[at], _list(nodes[at], "token_ids", f"{where}[{at}]")
+        mask = _list(node, "mask", f"{where}[{at}]") or [0] * len(ids)
         if len(mask) != len(ids):
             raise ReadError(
                 f"{where}[{at}]: mask has {len(mask)} values; needed is one for each of its {len(ids)} tokens"
@@ -76,11 +76,20 @@ def _branch(nodes: Sequence[dict[str, Any]], path: Sequence[int], trained: set[i
         out["token_ids"] += ids
         out["completion_mask"] += mask if at not in trained else [0] * len(ids)
         for name in there:
-            out[_VALUES[name]] += _spread(list(node.get(name) or ()), mask, name, f"{where}[{at}]")
+            out[_VALUES[name]] += _spread(_list(node, name, f"{where}[{at}]"), mask, name, f"{where}[{at}]")
         trained.add(at)
     if not masked:
         del out["completion_mask"]
     return out
+
+
+def _list(node: dict[str, Any], name: str, where: str) -> list[Any]:
+    value = node.get(name)
+    if value is None:
+        return []
+    if isinstance(value, str | dict) or not hasattr(value, "__len__"):
+        raise ReadError(f"{where}: {name} is {kind(value)}; a list is needed")
+    return list(value)
 
 
 def _spread(values: list[Any], mask: list[Any], name: str, where: str) -> list[Any]:

@@ -136,7 +136,7 @@ class Watch:
         columns = chunk.columns
         if chunk.more:  # of which the first row of the file knows nothing
             size = len(chunk.numbers)
-            columns = columns | {name: [of.get(at) for at in range(size)] for name, of in chunk.more.items()}
+            columns = {**columns, **{name: [of.get(at) for at in range(size)] for name, of in chunk.more.items()}}
             self._note(chunk.more)
         for name in [name for name in self._suspects if name in columns]:
             suspect, shown = self._suspects[name], None

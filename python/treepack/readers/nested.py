@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import shapes
+from .lazy import Column
 from .messages import decoded
-from .paths import Path, expand, is_path, parse
+from .paths import Path, expand, is_path, parse, take
 from .source import Chunk, ReadError, ReadWarning, Source
 
 
@@ -45,15 +46,21 @@ class Nested:
         needed = {path.column for name, path in paths.items() if name not in optional}
         out, seen, without = _Filling(names), 0, []
         for chunk in self.source.chunks(columns, samples, 0, [name for name in columns if name not in needed]):
+            whole = {name: taken for name, path in paths.items() if (taken := _taken(chunk, path)) is not None}
+            rest = {name: path for name, path in paths.items() if name not in whole}
+            needed_whole = {path.column for path in rest.values()}
             for at, number in enumerate(chunk.numbers):
-                row = {name: values[at] for name, values in chunk.columns.items()}
-                found = False
-                for place, values in expand(row, paths, f"{self.path}, {self.unit} {number}", self._ids):
+                where, found = f"{self.path}, {self.unit} {number}", False
+                more = {name: of[at] for name, of in chunk.more.items() if at in of}
+                row = {name: values[at] for name, values in chunk.columns.items() if name in needed_whole}
+                held = {name: values[at] for name, values in whole.items()}
+                held |= {name: take(row, path, where) for name, path in rest.items()}
+                for place, values in expand(held, paths, where, self._ids):
                     found = True
                     seen += 1
                     if seen <= start:
                         continue
-                    out.add(f"{number}{place}", values)
+                    out.add(f"{number}{place}", values, more)
                     if len(out.numbers) == samples:
                         yield out.take()
                 if not found:
@@ -74,6 +81,12 @@ class Nested:
         warnings.warn(f"{text} empty", ReadWarning, stacklevel=2)
 
 
+def _taken(chunk: Chunk, path: Path) -> list[Any] | None:
+    """What a path leads to in all rows of a chunk, where the column can tell at once."""
+    column = chunk.columns.get(path.column)
+    return column.at(path.steps) if isinstance(column, Column) else None
+
+
 class _Filling:
     """A chunk while it is filled."""
 
@@ -84,14 +97,17 @@ class _Filling:
     def _empty(self) -> None:
         self.numbers: list[Any] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in self._names}
+        self._more: dict[str, dict[int, Any]] = {}
 
-    def add(self, number: str, values: Mapping[str, Any]) -> None:
+    def add(self, number: str, values: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+        for name, value in more.items():
+            self._more.setdefault(name, {})[len(self.numbers)] = value
         self.numbers.append(number)
         for name, value in values.items():
             self._columns[name].append(value)
 
     def take(self) -> Chunk:
-        chunk = Chunk(self.numbers, self._columns)
+        chunk = Chunk(self.numbers, self._columns, self._more)
         self._empty()
         return chunk
 

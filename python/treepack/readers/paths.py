@@ -49,17 +49,24 @@ def parse(text: str, option: str = "") -> Path:
     return Path(text, tuple((step[1], len(step[2]) // 2) for step in steps if step))
 
 
+def take(row: Mapping[str, Any], path: Path, where: str) -> Any:
+    """What lies at the end of a path in a row; lists of it for lists on the way. None where something is missing.
+
+    Raises ReadError for what is no list or no object. `where`: "FILE, line 3".
+    """
+    return _take(row, path, 0, where, "")
+
+
 def expand(
-    row: Mapping[str, Any], paths: Mapping[str, Path], where: str, named: str
+    values: Mapping[str, Any], paths: Mapping[str, Path], where: str, named: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where in the row, {name: value}) for each sample of a row; of a row that has none, nothing.
 
-    paths: name -> path, all of them beginning in columns of `row`. Lists at the same depth are walked in step.
-    where: "FILE, line 3"; named: the path that says where in the row a sample is, if it is one of `paths`.
+    values: what `take` gives, by names of `paths`. Lists at the same depth are walked in step. where: "FILE, line 3";
+    named: the path that says where in the row a sample is, if it is one of `paths`.
 
-    Raises ReadError for lists that do not have the same number of items, and for what is no list or no object.
+    Raises ReadError for lists that do not have the same number of items.
     """
-    values = {name: _take(row, path, 0, where, "") for name, path in paths.items()}
     lists = {name: path.lists for name, path in paths.items()}
     ordered = sorted(paths, key=lambda name: name != named)
     yield from _spread({name: values[name] for name in ordered}, lists, paths, "", 0, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ class Chunk:
     text, None), `numbers[i]` its line or row in the file, "3, steps[1]" where a row holds several samples."""
 
     numbers: Sequence[int | str]
-    columns: dict[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
     more: dict[str, dict[int, Any]] = field(default_factory=dict)
     """Columns that the first row of the file has not, name -> i -> value."""
 
