@@ -183,6 +183,8 @@ def test_what_users_have_today_is_packed():
         "identity": np.array([0, 0, 0, 1, 1, 1]),
         "mrope": np.zeros((6, 3), int),
         "always": np.ones(6, int),
+        "token_type_ids": np.zeros(6, int),
+        "special_tokens_mask": np.array([1, 0, 0, 0, 0, 1]),
     }
     for _, samples, options in calls(good):
         (tree,) = treepack.pack(samples, max_tokens=99, **options)

@@ -17,9 +17,15 @@ from .columns import IDENTITY, Inputs
 from .convert import Array
 from .lookalikes import MASK_NAMES, ONE_SAMPLE, SHOWN, Suspect, candidate, labels_of_own_tokens, packing_remedy
 
-#: Columns that mean what their name says, whatever they hold: 0 and 1 may be rewards.
+#: Columns that mean what their name says, whatever they hold: 0 and 1 may be rewards, or what a tokenizer says.
 MEANT = frozenset(
-    [IDENTITY, *(n for known in ("old_log_probs", "ref_log_probs", "advantage", "reward") for n in USUAL[known])]
+    [
+        IDENTITY,
+        *(n for known in ("old_log_probs", "ref_log_probs", "advantage", "reward") for n in USUAL[known]),
+        "token_type_ids",
+        "mm_token_type_ids",
+        "special_tokens_mask",
+    ]
 )
 #: Names of masks and labels, which a second one beside the `completion_mask` may have.
 SECOND_MASKS = MASK_NAMES | set(USUAL["completion_mask"]) | set(USUAL["labels"])

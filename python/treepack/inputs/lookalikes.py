@@ -104,9 +104,9 @@ class Suspect:
 
         lengths: numbers of values, beside L, that count as one for each token: those of the completion alone.
         """
-        per_token = len(values) == len(ids) or len(values) in lengths
         if not (len(values) and len(ids)):
             return
+        per_token = len(values) == len(ids) or (len(values) < len(ids) and len(values) in lengths)
         left, shown = [], set(self._shown)
         for look in self._may:
             fits, shows = self._test(look, values, ids, per_token)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..inputs.account import ColumnAccount
 from ..inputs.aliases import USUAL
-from ..inputs.column_checks import SECOND_MASKS, disagreement
+from ..inputs.column_checks import MEANT, SECOND_MASKS, disagreement
 from ..inputs.lookalikes import SHOWN, Look, Suspect, candidate, pairing
 from .names import CHATS, FORMS, IDS, PER_TOKEN, form_of
 from .source import Chunk, ReadError, Source
@@ -111,7 +111,7 @@ class Watch:
         self._masked = any(mask in found for mask in _MASKS)
         self._chat = form_of(found) in CHATS  # how a template cuts tokens is not known to what was stored for each
         unread = [name for name in names if name not in found.values() and name not in left_out(given)]
-        self._suspects = {name: Suspect(name, self._masked) for name in unread if not self._chat}
+        self._suspects = {name: Suspect(name, self._masked) for name in unread if not self._chat and name not in MEANT}
         self._comparing = self._masked and not given.get("completion_mask")
         self._second = [name for name in unread if name in SECOND_MASKS] if self._comparing else []
         self._noted = {*names, *left_out(given)}
@@ -168,7 +168,7 @@ class Watch:
             self._noted.add(name)
             if name in SECOND_MASKS and self._comparing:
                 self._second.append(name)
-            elif not self._chat:
+            elif not self._chat and name not in MEANT:
                 self._suspects[name] = Suspect(name, self._masked)
 
     def _compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,21 @@ def path_index(cu_segments: Index, segment_parent: Index, last_segment: Index) -
             segment = parents[segment]
         out.append(np.concatenate(path[::-1]))
     return out
+
+
+def term_tokens(tree: Any) -> list[tuple[Index, int]]:
+    """For each sample of a tree on the host the tokens that its terms are of, and the number of its tokens."""
+    of_terms = tree.position_ids[tree.row_position[tree.term_row]] + 1  # a term is scored at the token before
+    lengths = tree.position_ids[tree.cu_segments[tree.sample_last_segment + 1] - 1] + 1
+    cuts = pairwise(tree.cu_terms.tolist())
+    return [(of_terms[start:end], tokens) for (start, end), tokens in zip(cuts, lengths.tolist(), strict=True)]
+
+
+def attention_mask(subtree_end: Index) -> npt.NDArray[np.bool_]:
+    """(N, N): [q, k] is true where query q sees key k."""
+    index = np.arange(len(subtree_end), dtype=np.int32)
+    mask: npt.NDArray[np.bool_] = (index[None, :] <= index[:, None]) & (index[:, None] < subtree_end[None, :])
+    return mask
 
 
 def varlen_index(cu_segments: Index, segment_parent: Index) -> tuple[Any, Index, Index, int, int]:

@@ -248,27 +248,18 @@ class PackedTree(Generic[Array]):
         return cast("list[Values]", [rows[path] for path in paths])
 
     def unpack_terms(self, values: Values, *, fill: float | None = None) -> list[Values]:
-        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. Differentiable for torch.
-
-        With `fill`, one with a row for each of its tokens, (L, ...): values stand at the tokens that are trained, as in
-        `old_log_probs`, and `fill` at all others.
-        """
+        """(M, ...) -> one array or tensor per sample, with a row for each of its terms. With `fill` a row for each of
+        its tokens, as in `old_log_probs`, and `fill` where none is trained. Differentiable for torch."""
         rows: Any = self._checked_rows(values, self.num_terms, "terms")
         host = self.numpy()
         parts = [rows[start:end] for start, end in pairwise(host.cu_terms.tolist())]
         if fill is None:
             return parts
-        tokens = host.position_ids[host.row_position[host.term_row]] + 1  # a term is scored at the token before
-        lengths = host.position_ids[host.cu_segments[host.sample_last_segment + 1] - 1] + 1
-        at = [tokens[start:end] for start, end in pairwise(host.cu_terms.tolist())]
-        return [spread(*one, fill) for one in zip(parts, at, lengths.tolist(), strict=True)]
+        return [spread(part, *at, fill) for part, at in zip(parts, segments.term_tokens(host), strict=True)]
 
     def attention_mask(self) -> Array:
         """Dense mask, bool (N, N): [q, k] is true where query q sees key k. For tests and for looking."""
-        end = self.numpy().subtree_end
-        index = np.arange(len(end), dtype=np.int32)
-        mask = (index[None, :] <= index[:, None]) & (index[:, None] < end[None, :])
-        return self._like_buffer(mask)
+        return self._like_buffer(segments.attention_mask(self.numpy().subtree_end))
 
     def varlen_index(self) -> segments.VarlenIndex:
         """The tree for variable-length attention with gathered keys: every segment is a sequence of queries, and its
