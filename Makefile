@@ -87,9 +87,14 @@ test-rust: ## Rust format, clippy and tests; no Python needed
 test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name')
 	$(BIN)/python -m pytest -q $(ARGS)
 
-lint: $(STAMPS)/group-lint ## ruff: rules and format
+# One wrap width for prose.
+PAGES := docs README.md CONTRIBUTING.md CHANGELOG.md benches/README.md
+MDFORMAT := $(BIN)/mdformat --wrap 120 --number --compact-tables
+
+lint: $(STAMPS)/group-lint ## ruff: rules and format; mdformat: the pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MDFORMAT) --check $(PAGES)
 
 types: build $(STAMPS)/group-lint $(STAMPS)/group-test $(STAMPS)/torch ## mypy --strict, clippy of the binding, and the stub against the built module
 	PYO3_PYTHON=$(abspath $(BIN)/python) $(CARGO) clippy --locked --features python -- -D warnings
@@ -205,6 +210,7 @@ fmt: $(STAMPS)/group-lint ## Format Rust and Python
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(MDFORMAT) $(PAGES)
 
 clean: ## Remove what was built (.venv stays)
 	rm -rf dist site target fuzz/target $(VENV)-wheel .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMPS)/wheel

@@ -114,12 +114,12 @@ def test_step(row):
 
 def test_sentences():
     """The figures that stand in the text of the decision page."""
-    text = DECIDE.read_text(encoding="utf-8")
+    text = " ".join(DECIDE.read_text(encoding="utf-8").split())
     turns, coding = (
         [number(packed_tokens(name, budget).split()[0]) for budget in ("16,384", "32,768")]
         for name in ("tau_airline_turns", "swe_gemini_comb")
     )
-    more = f"half the budget cost\n{turns[0] / turns[1] - 1:.0%} more tokens".replace("%", " %")
+    more = f"half the budget cost {turns[0] / turns[1] - 1:.0%} more tokens".replace("%", " %")
     assert more in text
     assert f"and {coding[0] / coding[1] - 1:.0%} on the coding agent".replace("%", " %") in text
     cudnn, triton = (attention("chain16k")[2][name][0] for name in ("cudnn", "triton"))
