@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tritons
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benches" / "results"
@@ -12,6 +13,7 @@ FLEX = ROOT / "docs" / "migrating-flexattention.md"
 TRL = ROOT / "docs" / "migrating-trl.md"
 AREAL = ROOT / "docs" / "migrating-areal.md"
 OFFLINE = ROOT / "docs" / "offline.md"
+KERNEL = ROOT / "docs" / "kernel.md"
 README = ROOT / "README.md"
 BENCHES = ROOT / "benches" / "README.md"
 
@@ -269,3 +271,36 @@ def test_offline_memory():
     (few, _, _, less), (many, size, seconds, memory) = re.findall(line, text)
     took = f"took {float(seconds):.0f} s and {memory} MiB of memory at most, {few} took {less} MiB"
     assert says(OFFLINE, f"{many} generated tokens ({size} MB of Parquet) {took}.")
+
+
+def compiled(gpu, triton):
+    """{(kernel, head size, dtype, features): (tile, registers, spilled bytes, shared memory, of)} for one GPU."""
+    text = (RESULTS / "gpu_compile.txt").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^triton {re.escape(triton)}, .*\n((?:(?!triton ).*\n)+)", text, re.MULTILINE)
+    lines = [line.split() for line in section.splitlines() if line.startswith(f"{gpu} ")]
+    return {tuple(line[1:5]): (line[5], *map(int, line[6:])) for line in lines}
+
+
+def most(gpu, place, feature=""):
+    """The largest of one figure over every kernel, under the oldest and the newest Triton."""
+    kernels = [compiled(gpu, triton) for triton in (tritons.RELEASES[0], tritons.RELEASES[-1])]
+    assert [len(found) for found in kernels] == [4 * 2 * 7] * 2  # kernels, features, head sizes and float16 at one
+    return " / ".join(f"{max(row[place] for key, row in found.items() if feature in key[3]):,}" for found in kernels)
+
+
+@pytest.mark.parametrize("row", rows(KERNEL, "Other GPUs"), ids=lambda row: row[0])
+def test_other_gpus(row):
+    gpu = row[0].split()[0]
+    (memory,) = {figures[4] for figures in compiled(gpu, tritons.RELEASES[0]).values()}
+    assert row[1] == f"{memory:,}"
+    assert row[2:] == [most(gpu, 3), most(gpu, 1), most(gpu, 2, "plain"), most(gpu, 2, "all")]
+
+
+@pytest.mark.parametrize("row", rows(KERNEL, "Portable kernels", "Triton"), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_portable_on_hopper(row):
+    kernels = compiled("sm_90", row[1])
+    for size in row[0].split(", "):
+        for cell, name in zip(row[2:], ("forward", "dkv", "dq"), strict=True):
+            tile, registers, spills, shared, _ = kernels[name, size, "bf16", "plain"]
+            block_m, block_n, warps, stages = tile.split(",")
+            assert cell == f"{block_m}x{block_n} w{warps} s{stages}: {registers}, {spills}, {shared:,}"
