@@ -57,7 +57,7 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
     columns: dict[str, Any] = {IDS: ids}
     per_token, per_sample = set(), set()
     for name, value in batch.items():
-        check_name(name)
+        check_name(name, Where("the batch"))
         if name in (KEPT, GROUP):
             columns[name] = value
             continue
@@ -189,7 +189,7 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
     if GROUP in batch:
         out.add_scalars(GROUP, _rows(group_codes(batch.pop(GROUP)), GROUP, count, "samples"))
     for name in batch:
-        check_name(name)
+        check_name(name, Where("the batch"))
     for name, value in sorted(batch.items()):
         if name == IDENTITY and name in per_sample:
             # One for all tokens of a sample, as in a list of dicts.

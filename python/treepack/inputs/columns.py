@@ -86,9 +86,13 @@ def group_codes(groups: Iterable[Hashable]) -> Array:
     return out
 
 
-def check_name(name: Any) -> None:
+def check_name(name: Any, where: Where) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"a column is named {name!r}; names are strings")
+        raise where.type_error(f"has a column named {name!r}; names are strings")
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as JSON may spell it
+        raise where.error(f"has a column named {name!r}; names are Unicode text: give it another name") from None
 
 
 def ready_formats(columns: Inputs) -> Formats:

@@ -117,7 +117,7 @@ def _read_list(columns: dict[str, list[Any]], count: int) -> Inputs:
     if GROUP in columns:
         out.add_scalars(GROUP, group_codes(columns.pop(GROUP)))
     for name in columns:
-        check_name(name)
+        check_name(name, Where("it", 0))
     # By name, so that the buffer does not depend on the order of a dict.
     for name, values in sorted(columns.items()):
         if name == IDENTITY and not is_array(values[0]):

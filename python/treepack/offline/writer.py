@@ -93,8 +93,7 @@ def write(
     )
     if resume and overwrite:
         raise PackError("resume and overwrite are both given; allowed is one of them")
-    _make(folder)
-    with locked(folder):
+    with _made(folder), locked(folder):
         held = _begin(folder, wanted, resume, overwrite)
         if held.finished:
             return held
@@ -110,10 +109,26 @@ def _account(rows: Rows) -> dict[str, Any] | None:
     return account.to_json() if isinstance(account, ColumnAccount) else None
 
 
-def _make(folder: Path) -> None:
-    """The folder, where there is none. PackError where one holds other files, and no packing that could be continued or
-    replaced: shards among them would be taken for a part of them, and they for a part of the shards."""
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """The folder, made where there is none; what was made goes again where an error leaves it empty."""
+    new: list[Path] = []
     try:
+        _make(folder, new)
+        yield
+    except BaseException:
+        with suppress(OSError):  # it holds shards, say, or another run's files
+            for path in new:
+                path.rmdir()
+        raise
+
+
+def _make(folder: Path, new: list[Path]) -> None:
+    """The folder, where there is none; `new` takes what is not there yet, the innermost first. PackError where one
+    holds other files, and no packing that could be continued or replaced: shards among them would be taken for a part
+    of them, and they for a part of the shards."""
+    try:
+        new += [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
