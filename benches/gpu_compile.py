@@ -58,7 +58,7 @@ FLOATS = ("scale", "cap", "grad_scale")
 
 
 def layouts(name: str, size: int, feature: dict) -> dict[str, int]:
-    """How each matrix reaches the kernel, as the host chooses for Hugging Face's views (`triton_common`)."""
+    """How each matrix reaches the kernel, as the host chooses for Hugging Face's views (`triton/common.py`)."""
     if name == "delta":
         return dict.fromkeys(MATRICES, POINTERS)
     streamed = feature.get("LAYOUT", COLUMNS)
@@ -70,7 +70,7 @@ def layouts(name: str, size: int, feature: dict) -> dict[str, int]:
 
 
 def constants(name: str, tile: Tile, size: int, dtype: str, feature: dict, layout: dict[str, int]) -> dict:
-    """The compile-time arguments of a launch (`triton_launch`)."""
+    """The compile-time arguments of a launch (`triton/launch.py`)."""
     return {
         **OFF,
         **feature,
@@ -87,7 +87,7 @@ def constants(name: str, tile: Tile, size: int, dtype: str, feature: dict, layou
 
 
 def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: bool) -> ASTSource:
-    """What a launch from `triton_launch` would compile: descriptors, pointers of 16 bytes, strides that 16 divides."""
+    """What a launch from `triton/launch.py` would compile: descriptors, pointers of 16 bytes, strides that 16 divides."""
     kernel, layout = KERNELS[name], layouts(name, size, feature)
     given = constants(name, tile, size, dtype, feature, layout)
     rows = {"m": tile.block_m, "n": tile.block_n}
