@@ -87,7 +87,7 @@ def constants(name: str, tile: Tile, size: int, dtype: str, feature: dict, layou
 
 
 def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: bool) -> ASTSource:
-    """What a launch from `triton/launch.py` would compile: descriptors, pointers of 16 bytes, strides that 16 divides."""
+    """What a launch of `triton/launch.py` compiles: descriptors, pointers of 16 bytes, strides that 16 divides."""
     kernel, layout = KERNELS[name], layouts(name, size, feature)
     given = constants(name, tile, size, dtype, feature, layout)
     rows = {"m": tile.block_m, "n": tile.block_n}
