@@ -5,11 +5,9 @@
     python benches/gpu_attention.py --tune forward --tree agent9k          # one kernel over a list of tile sizes
     python benches/gpu_attention.py --parts --tree chain16k [--forms rule looped split]          # time of each kernel
 
-bf16, --heads 32 --kv 8; q, k, v as Hugging Face's views. Useful FLOPs: forward 4 D H sum(depth + 1), backward 2.5
-times that. Each line: median of
-`do_bench` and its 20 % and 80 % quantiles. Before it is timed, output, dq, dk, dv of two heads are compared with
-every path alone in float32; a wrong
-implementation gets no time and no ratio.
+bf16, --heads 32 --kv 8; q, k, v as Hugging Face's views. Useful FLOPs: forward 4 D H sum(depth + 1), backward 2.5 times
+that. Each line: median of `do_bench` and its 20 % and 80 % quantiles. Before it is timed, output, dq, dk, dv of two
+heads are compared with every path alone in float32; a wrong implementation gets no time and no ratio.
 """
 
 from __future__ import annotations

@@ -129,9 +129,11 @@ def test_one_value_a_row_is_not_one_a_token(name):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=6), st.sampled_from(SIDES),
-    st.integers(0, 2**32 - 1), st.sampled_from([np.int64, np.uint8, np.bool_]),
-)  # fmt: skip
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=6),
+    st.sampled_from(SIDES),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([np.int64, np.uint8, np.bool_]),
+)
 def test_one_identity_for_all_tokens_of_a_row(drawn, side, seed, dtype):
     """Tokens of samples with another identity do not merge, however the samples come."""
     samples = [{"input_ids": np.arange(n), "identity": dtype(value), "group_id": value} for n, value in drawn]

@@ -201,10 +201,12 @@ def check_functions(data, max_tokens, vocabulary):
             assert torch.equal(x, y)
         assert len(found[1][0]) == len(b["logprobs"])
         torch.testing.assert_close(moved.grad[place], logits.grad, rtol=1e-6, atol=1e-7)
-        merged.append([
-            f._gather_packed_tree_logprobs(values, mb["trie_node"], mb["input_ids"])
-            for mb, values in ((a, logits.detach()), (b, moved.detach()))
-        ])  # fmt: skip
+        merged.append(
+            [
+                f._gather_packed_tree_logprobs(values, mb["trie_node"], mb["input_ids"])
+                for mb, values in ((a, logits.detach()), (b, moved.detach()))
+            ]
+        )
     x, y = (f.merge_packed_tree_results(list(parts), len(data["input_ids"])) for parts in zip(*merged, strict=True))
     assert torch.equal(x, y)
 

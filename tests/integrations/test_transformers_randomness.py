@@ -77,11 +77,13 @@ ADAPTERS = {
     "module_dropout": lambda amount: peft.LoHaConfig(r=4, module_dropout=amount, init_weights=False, **TARGET),
     "rank_dropout": lambda amount: peft.LoKrConfig(r=4, rank_dropout=amount, init_weights=False, **TARGET),
     "boft_dropout": lambda amount: peft.BOFTConfig(
-        boft_block_size=4, boft_dropout=amount, init_weights=False, **TARGET),
+        boft_block_size=4, boft_dropout=amount, init_weights=False, **TARGET
+    ),
     "oft_dropout": lambda amount: peft.OFTConfig(
-        oft_block_size=8, r=0, module_dropout=amount, init_weights=False, **TARGET),
+        oft_block_size=8, r=0, module_dropout=amount, init_weights=False, **TARGET
+    ),
     "vera_dropout": lambda amount: peft.VeraConfig(r=4, vera_dropout=amount, init_weights=False, **TARGET),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -1,10 +1,9 @@
 """Tree attention by FlexAttention: the tree as its `mask_mod`, our tiles as its `BlockMask` (`from_kv_blocks`, so no
 mask is ever built or compiled).
 
-Soft caps and windows become its `score_mod` and `mask_mod`; sinks rescale its output by the log-sum-exp it returns.
-On CUDA the call is compiled (once per
-head size and feature set, for dynamic lengths); on the CPU it runs FlexAttention's eager form, which is dense, for
-tests.
+Soft caps and windows become its `score_mod` and `mask_mod`; sinks rescale its output by the log-sum-exp it returns. On
+CUDA the call is compiled (once per head size and feature set, for dynamic lengths); on the CPU it runs FlexAttention's
+eager form, which is dense, for tests.
 """
 
 from __future__ import annotations

@@ -108,12 +108,12 @@ def forward_pass(
             from .hopper import launch as hopper_launch
 
             hopper_launch.forward(
-                views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor,
-                _processors(q))  # fmt: skip
+                views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor, _processors(q)
+            )
         else:
             portable.forward(
-                q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window,
-                softcap > 0)  # fmt: skip
+                q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window, softcap > 0
+            )
     return out, lse
 
 
@@ -153,8 +153,7 @@ def backward_pass(
 
             slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
             parts = tuple(_empty(lse, slots, heads, 128, q.shape[-1]) for _ in range(2))
-            hopper_launch.dq(
-                views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)  # fmt: skip
+            hopper_launch.dq(views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)
             hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
             return dq, dk, dv, delta
         split = kernels == SPLIT
@@ -166,9 +165,7 @@ def backward_pass(
         portable.dkv(
             q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
             items_window if window else items64, *options, split)  # fmt: skip
-        portable.dq(
-            q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64),
-            *options)  # fmt: skip
+        portable.dq(q, k, v, dout, dq, lse, delta, subtree_end, depth, (rows128, items128, rows64, items64), *options)
         if split:  # in a fixed order
             for part, total in zip(parts, (dk, dv), strict=True):
                 total.copy_(part.view(n, kv_heads, heads // kv_heads, -1).sum(2))

@@ -190,8 +190,9 @@ def _metadata(heads: int, kv_heads: int, window: int | None) -> tuple[Tensor | N
     tiles are split and some are not."""
     end = torch.tensor(
         [439] * 258 + [379] * 70 + [378] * 50 + [379] + [439] * 60 + [454] * 15 + list(range(454, 460)),
-        dtype=torch.int32, device="cpu",
-    )  # fmt: skip
+        dtype=torch.int32,
+        device="cpu",
+    )
     options = {"depth": reference.tree_depth(end) if window else None, "window": window}
     lists = [x for block in tiles.LIST_SIZES for x in tiles.tile_lists(end, block, **options)]
     queries = tiles.tile_lists(end, 64, transpose=True, **options) if window else (None, None)

@@ -183,9 +183,7 @@ def backward_items(schedule: Tensor, heads: int, kv_heads: int, processors: int,
     order = torch.argsort(torch.where(long, steps, steps * group), descending=True, stable=True)
     # An item is `first + sign * (its number within the tile)`.
     first = torch.where(long, -1 - heads * index, kv_heads * by_length)
-    counts, first, sign = torch.stack(
-        [torch.where(long, heads, kv_heads), first, torch.where(long, -1, 1)]
-    )[:, order]  # fmt: skip
+    counts, first, sign = torch.stack([torch.where(long, heads, kv_heads), first, torch.where(long, -1, 1)])[:, order]
     ends = counts.cumsum(0)
     most = most_split(tiles, heads, kv_heads, processors, split)
     item = torch.arange(tiles * kv_heads + most * (heads - kv_heads), device=schedule.device)

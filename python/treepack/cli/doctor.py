@@ -145,8 +145,9 @@ def _check_attention(torch: Any, tree: PackedTree, impl: str, device: str) -> st
     """Output and gradients of `impl` on a tree, against torch's causal attention on each sample alone in float64."""
     from ..attention import tree_attention
 
-    dtype, tolerance = (torch.float64, TOLERANCE["reference"]) if impl == "reference" else (
-        torch.bfloat16, TOLERANCE["kernel"])  # fmt: skip
+    dtype, tolerance = (
+        (torch.float64, TOLERANCE["reference"]) if impl == "reference" else (torch.bfloat16, TOLERANCE["kernel"])
+    )
     paths = [torch.from_numpy(path).long() for path in tree.path_index()]
     random = torch.Generator().manual_seed(0)
     shapes = [(4, tree.num_tokens, 64), (2, tree.num_tokens, 64), (2, tree.num_tokens, 64)]

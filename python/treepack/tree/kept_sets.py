@@ -1,9 +1,8 @@
 """Ragged kept sets to a padded table, on the device: (T,) ids and (R,) counts to (R, width) filled with -1.
 
 The host sends only the ragged arrays; a dense table is mostly padding (positions times the widest set). On CUDA a
-Triton kernel writes every cell of the
-table once; elsewhere two index operations of torch do the same, equal bit for bit. -1 is no token id, so a consumer
-masks by it and id 0 stays a token.
+Triton kernel writes every cell of the table once; elsewhere two index operations of torch do the same, equal bit for
+bit. -1 is no token id, so a consumer masks by it and id 0 stays a token.
 """
 
 from __future__ import annotations

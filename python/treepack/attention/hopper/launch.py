@@ -179,6 +179,8 @@ def dkv(
     if slots:
         blocks = 128 // table.SUM_ROWS * kv_heads
         sum_launch.launch(
-            slots * blocks, dk, [*parts, dk, dv, schedule, items, n, heads, blocks],
+            slots * blocks,
+            dk,
+            [*parts, dk, dv, schedule, items, n, heads, blocks],
             {"G": group, "D": size, "ROWS": table.SUM_ROWS},
-        )  # fmt: skip
+        )

@@ -5,9 +5,9 @@
     scale * dS K
     delta = rowsum(out * dO) - log2(e) * dlse2             dS also times 1 - tanh^2 when capped
 
-For a key tile the queries that see it are one contiguous range n0 .. max(subtree_end), masked at both ends and not
-in the middle, so dK/dV reads no
-list; only a sliding window cuts that range into pieces, and then it reads the transposed list.
+For a key tile the queries that see it are one contiguous range n0 .. max(subtree_end), masked at both ends and not in
+the middle, so dK/dV reads no list; only a sliding window cuts that range into pieces, and then it reads the transposed
+list.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def dkv_kernel(
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
     else:
         # Query tiles of [start, full_from) and [full_to, stop) hold pairs that are not seen, those of [full_from,
-        # full_to) none. One masked loop
-        # over both ends: a third copy of the step costs registers, and every loop fills and drains the pipeline once.
+        # full_to) none. One masked loop over both ends: a third copy of the step costs registers, and every loop fills
+        # and drains the pipeline once.
         start = (n0 // BM) * BM
         stop = tl.max(end_n, 0)
         full_from = tl.cdiv(n0 + BN - 1, BM) * BM

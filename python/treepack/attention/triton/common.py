@@ -50,8 +50,7 @@ class Tiles(NamedTuple):
 
 # Head size (rounded up to a power of two) -> tiles, for 16-bit inputs on GPUs with 227 KB of shared memory a block.
 # Chosen by measurement at 128 and by registers and shared memory elsewhere (docs/kernel.md): a fixed table, because
-# autotuning on N would compile for
-# every length.
+# autotuning on N would compile for every length.
 LARGE = {
     16: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     32: Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),

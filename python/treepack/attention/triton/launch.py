@@ -84,8 +84,10 @@ def forward(
     tile = choose_tiles(q).forward
     group = heads // k.shape[1]
     (q_arg, q_strides, q_layout), (k_arg, k_strides, k_layout), (v_arg, v_strides, v_layout) = (
-        tile_source(q, tile.block_m, resident=True), tile_source(k, tile.block_n), tile_source(v,
-        tile.block_n))  # fmt: skip
+        tile_source(q, tile.block_m, resident=True),
+        tile_source(k, tile.block_n),
+        tile_source(v, tile.block_n),
+    )
     out_arg, out_layout = tile_target(out, tile.block_m)
     forward_kernel[(triton.cdiv(n, tile.block_m) * heads,)](
         q_arg, k_arg, v_arg, out_arg, lse, subtree_end, _end_tiles(subtree_end, tile.block_n),
@@ -150,9 +152,11 @@ def dkv(
     kv_heads = k.shape[1]
     group = heads // kv_heads
     sources = [
-        tile_source(q, tile.block_m), tile_source(k, tile.block_n, resident=True), tile_source(v, tile.block_n,
-        resident=True),
-        tile_source(dout, tile.block_m)]  # fmt: skip
+        tile_source(q, tile.block_m),
+        tile_source(k, tile.block_n, resident=True),
+        tile_source(v, tile.block_n, resident=True),
+        tile_source(dout, tile.block_m),
+    ]
     (dk_arg, layout), (dv_arg, _) = (tile_target(x, tile.block_n) for x in (dk, dv))
     parts = heads if split else kv_heads
     dkv_kernel[(triton.cdiv(n, tile.block_n) * parts,)](
