@@ -147,7 +147,9 @@ def test_a_gpu_before_ampere_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "broken", [ImportError("no triton"), OSError("libtriton.so: cannot open"), AttributeError("x")]
+    "broken",
+    [ModuleNotFoundError("no triton"), ImportError("old"), OSError("libtriton.so"), AttributeError("x")],
+    ids=repr,
 )
 def test_a_triton_that_cannot_be_imported(monkeypatch, broken):
     """Missing (CPU builds of torch, macOS, Windows), or broken in whatever way."""
@@ -162,8 +164,9 @@ def test_a_triton_that_cannot_be_imported(monkeypatch, broken):
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     q = torch.zeros(1, 2, 8, 64)
     message = r'needs the package triton, 3\.6 or newer, .*impl="reference" needs torch alone'
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ImportError, match=message) as raised:
         tree_attention(q, q, q, subtree_end=torch.arange(1, 9, dtype=torch.int32), impl="triton")
+    assert isinstance(raised.value, ModuleNotFoundError) == isinstance(broken, ModuleNotFoundError)
 
 
 def test_impl_gluon_on_the_cpu_says_what_it_needs():

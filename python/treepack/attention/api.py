@@ -122,7 +122,8 @@ def _triton() -> Any:
     try:
         from . import call
     except Exception as error:  # whatever a broken installation raises
-        raise ImportError(
+        kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+        raise kind(
             f'impl="triton" needs the package triton, 3.6 or newer, and it cannot be imported here '
             f'({type(error).__name__}: {error}); impl="reference" needs torch alone'
         ) from error

@@ -127,7 +127,8 @@ def _modules() -> tuple[Any, Any, Any]:
 
         from .mask import tree_mask
     except ImportError as error:
-        raise ImportError(f'impl="fa4" needs FlashAttention-4: {error}. Install it with {_INSTALL}') from error
+        kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+        raise kind(f'impl="fa4" needs FlashAttention-4: {error}. Install it with {_INSTALL}') from error
     missing = [
         name for name in ("_flash_attn_fwd", "_flash_attn_bwd", "_bwd_preprocess") if not hasattr(interface, name)
     ]
