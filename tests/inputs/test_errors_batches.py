@@ -174,3 +174,38 @@ def test_samples_of_a_wrong_type():
     for samples in (None, 5, "abc", 1.5):
         with pytest.raises(TypeError):
             treepack.pack(samples, max_tokens=100)
+
+
+@pytest.mark.parametrize("name", ["\ud800", 5])
+def test_a_name_that_is_no_text(name):
+    sample = {"input_ids": [5, 6, 7], name: 1.0}
+    batch = {"input_ids": [5, 6, 7], "cu_seqlens": [0, 3], name: [1.0]}
+    padded = {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]], name: [1.0]}
+    for call, who in [
+        (lambda: treepack.pack([sample], max_tokens=8), "sample 0: it"),
+        (lambda: treepack.Packer(max_tokens=8).add(sample), "sample 0: it"),
+        (lambda: treepack.pack(batch, max_tokens=8), "the batch"),
+        (lambda: treepack.pack(padded, max_tokens=8), "the batch"),
+    ]:
+        with pytest.raises((treepack.PackError, TypeError)) as error:
+            call()
+        assert str(error.value).startswith(f"{who} has a column named {name!r}; names are ")
+
+
+def test_integers_beyond_int64_are_not_rounded():
+    wide = [2**63, 2**31 - 1, 2**53 + 1]
+    (tree,) = treepack.pack([{"input_ids": [5, 6, 7], "x": wide}], max_tokens=8)
+    assert tree.terms["x"].tolist() == wide[1:]
+    alone = [{"input_ids": [5, 6 + at], "x": x} for at, x in enumerate(wide)]
+    (tree,) = treepack.pack(alone, max_tokens=8)
+    assert sorted(tree.samples["x"].tolist()) == sorted(wide)
+    for x in ([2**63, -1, 0], [[2**63], [-1], [0]]):
+        with pytest.raises(treepack.PackError) as error:
+            treepack.pack([{"input_ids": [5, 6, 7], "x": x}], max_tokens=8)
+        says(
+            error, "sample 0: x holds 9223372036854775808, and -1 beside it; allowed are integers that fit into 64 bits"
+        )
+    for low in (-1, np.int64(-1)):
+        with pytest.raises(treepack.PackError) as error:
+            treepack.pack([{"input_ids": [5], "x": low}, {"input_ids": [5], "x": 2**63}], max_tokens=8)
+        says(error, "sample 1: x holds 9223372036854775808, and -1 beside it")

@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow", reason="offline packing needs pyarrow")
 
 from treepack import offline
 from treepack.offline import lock
+from treepack.readers import ReadError
 
 ROWS = [{"input_ids": [1, 2, 3, group], "completion_mask": [0, 1, 1, 1]} for group in range(20)]
 OPTIONS = {"max_tokens": 16, "window": 16, "shard_tokens": 16}
@@ -46,6 +47,16 @@ def test_a_folder_with_other_files_is_refused(file, tmp_path, name, options):
         offline.pack_file(file, out, **OPTIONS, **options)
     says(caught, f"{out} holds other files ({name})", "shards want a folder of their own")
     assert sorted(out.iterdir()) == before
+
+
+def test_an_error_takes_a_new_folder_away_and_no_other(tmp_path):
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(json.dumps({"input_ids": [1, -1]}))
+    (tmp_path / "old").mkdir()
+    for out in (tmp_path / "new" / "deep", tmp_path / "old" / "deep", tmp_path / "old"):
+        with pytest.raises(ReadError, match=r"line 1: input_ids\[1\] is -1"):
+            offline.pack_file(wrong, out, **OPTIONS)
+        assert sorted(tmp_path.rglob("*")) == [tmp_path / "old", wrong]
 
 
 def test_the_folder_of_the_input_is_refused(file, tmp_path):

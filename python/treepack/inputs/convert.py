@@ -63,10 +63,26 @@ def _as_numpy(value: Any, where: Where) -> Array:
         # An empty list says nothing of its dtype.
         return array.astype(np.int64)
     if array.dtype == np.float64 and not isinstance(value, np.generic):
-        return _to_float32(array, where)
+        exact = _as_integers(value, array, where)
+        return _to_float32(array, where) if exact is None else exact
     if array.dtype.kind == "O" and array.size and all(isinstance(x, int) for x in array.flat):
         raise where.error(f"holds {max(array.flat, key=abs)}; allowed are integers that fit into 64 bits")
     return array
+
+
+def _as_integers(value: Any, array: Array, where: Where, of_samples: bool = False) -> Array | None:
+    """Integers of which NumPy made floats, since one is beyond int64 and another is not: as uint64, or PackError where
+    none holds them all; None where there are floats among them. `of_samples`: one of each sample."""
+    if not (np.abs(array) >= 2.0**63).any():
+        return None
+    exact = np.asarray(value, object)
+    if not all(isinstance(x, int | np.integer) for x in exact.flat):
+        return None
+    low, high = int(min(exact.flat)), int(max(exact.flat))
+    if low >= 0 and high < 2**64:
+        return exact.astype(np.uint64)
+    where = Where(where.column, int(exact.argmax())) if of_samples else where
+    raise where.error(f"holds {high}, and {low} beside it; allowed are integers that fit into 64 bits")
 
 
 def _to_float32(array: Array, where: Where, of_samples: bool = False) -> Array:
@@ -218,6 +234,9 @@ def _stack(values: Any, where: Where) -> Array:
         values = [_scalar(value, Where(where.column, i)) for i, value in enumerate(values)]
         kinds = set(map(type, values))
     array = np.asarray(values)
+    if array.dtype == np.float64 and float not in kinds:
+        exact = _as_integers(values, array, where, of_samples=True)
+        array = array if exact is None else exact
     if array.dtype == np.float64 and kinds <= {float, int, bool}:
         array = _to_float32(array, where, of_samples=True)
     if array.dtype.kind == "O":
