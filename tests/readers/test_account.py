@@ -4,7 +4,6 @@ CASES 56 and 75 (as a rule on columns), from files of every format and through t
 
 import json
 
-import numpy as np
 import pytest
 from helpers import says
 
@@ -12,55 +11,14 @@ import treepack
 from treepack.inputs.account import ColumnAccount, ColumnUse, joined
 from treepack.readers import ReadError, open_rollouts
 
-pa = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-pq = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+
+from rollout_files import WRITERS, jsonl, message, npz, parquet, terms
 
 IDS = list(range(10, 16))
 MASK = [0, 0, 1, 0, 1, 1]
 LABELS = [-100, -100, 12, -100, 14, 15]
 EVERYTHING = "every token, as there is no mask of what is trained (completion_mask)"
-
-
-def jsonl(folder, *rows):
-    path = folder / "rollouts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def parquet(folder, *rows):
-    path = folder / "rollouts.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
-
-
-def npz(folder, *rows):
-    path = folder / "rollouts.npz"
-    tokens = {"input_ids": "tokens"}
-    flat = {tokens.get(name, name): np.concatenate([np.array(row[name]) for row in rows]) for name in rows[0]}
-    np.savez(path, offsets=np.cumsum([0] + [len(row["input_ids"]) for row in rows]), **flat)
-    return path
-
-
-def dataset(folder, *rows):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list(list(rows)).save_to_disk(str(folder / "set"))
-    return folder / "set"
-
-
-WRITERS = [jsonl, parquet, npz, dataset]
-
-
-def message(path, **options):
-    with pytest.raises(ReadError) as caught:
-        for _ in open_rollouts(path, **options).batches():
-            pass
-    assert "\n" not in str(caught.value)
-    return str(caught.value).replace(str(path), "FILE")
-
-
-def terms(path, **options):
-    samples = [sample for batch in open_rollouts(path, **options).batches() for sample in batch]
-    return [target for tree in treepack.pack(samples, max_tokens=99) for target in tree.term_target.tolist()]
 
 
 # --- the object -----------------------------------------------------------------------------------------------------
