@@ -81,5 +81,5 @@ def packed_windows(samples, tokens, **options):
 
 
 def contents(folder):
-    """Every file of a folder by name."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """Every file of a folder by name; none where a run that wrote nothing took its folder away again."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
