@@ -158,14 +158,14 @@ def time_table(results: list[tuple[Row, Size, dict[str, list[float]]]]) -> Table
 # --------------------------------------------------------------------------------------------- ranks and the stream
 
 
-def ranks_table(held: list[tuple[Row, list[dict[str, Any]]]]) -> Table:
+def ranks_table(loaded: list[tuple[Row, list[dict[str, Any]]]]) -> Table:
     """Imbalance: work of the slowest rank over the mean, summed over micro-batches. Extra: tokens beyond ranks = 1."""
     table = Table(title="Ranks: imbalance, extra tokens (of all), trees without a sample")
     table.add_column("set, max_tokens", no_wrap=True)
     table.add_column("tokens (trees)", justify="right", no_wrap=True)
     for ranks in RANKS:
         table.add_column(f"{ranks} ranks", justify="right", no_wrap=True)
-    for row, samples in held:
+    for row, samples in loaded:
         alone = size(pack(samples, row.max_tokens, "shared"))
         shown = []
         for ranks in RANKS:
@@ -214,20 +214,20 @@ def main() -> int:
     if "TREEPACK_DATA" not in os.environ:
         console.print("TREEPACK_DATA is not set: the real rollouts are left out")
     else:
-        held = [(row, load(row.name)) for row in ROWS if arguments.only in row.name]
-        wrong = [error for row, samples in held if (error := check(row, samples))]
+        loaded = [(row, load(row.name)) for row in ROWS if arguments.only in row.name]
+        wrong = [error for row, samples in loaded if (error := check(row, samples))]
         if wrong:
             console.print("WRONG, so nothing is compared:", *wrong, sep="\n")
             return 1
         console.print("checked: every packing against the oracle, first fit against its known figures")
         results = [
             (row, size(pack(samples, row.max_tokens, "shared")), measure(row, samples, arguments.repeats))
-            for row, samples in held
+            for row, samples in loaded
         ]
         console.print(placement_table(results))
         console.print(closed_line(results))
         console.print(time_table(results))
-        console.print(ranks_table(held))
+        console.print(ranks_table(loaded))
     console.print(stream_line(arguments.repeats))
     return 0
 

@@ -36,12 +36,12 @@ impl Groups {
     }
 
     #[inline]
-    pub fn of(&self, key: u32) -> &[u32] {
+    pub fn values(&self, key: u32) -> &[u32] {
         &self.values[self.starts[key as usize] as usize..self.starts[key as usize + 1] as usize]
     }
 
     /// The values of one key, to be put into another order.
-    pub fn of_mut(&mut self, key: u32) -> &mut [u32] {
+    pub fn values_mut(&mut self, key: u32) -> &mut [u32] {
         &mut self.values[self.starts[key as usize] as usize..self.starts[key as usize + 1] as usize]
     }
 }
@@ -53,12 +53,12 @@ mod tests {
     #[test]
     fn values_keep_their_order_within_a_key() {
         let mut groups = Groups::new(4, [(2, 10), (0, 11), (2, 12), (2, 9)].into_iter());
-        assert_eq!([0, 1, 2, 3].map(|key| groups.of(key)), [&[11][..], &[], &[10, 12, 9], &[]]);
-        groups.of_mut(2).sort_unstable();
-        assert_eq!(groups.of(2), [9, 10, 12]);
+        assert_eq!([0, 1, 2, 3].map(|key| groups.values(key)), [&[11][..], &[], &[10, 12, 9], &[]]);
+        groups.values_mut(2).sort_unstable();
+        assert_eq!(groups.values(2), [9, 10, 12]);
         groups.fill(1, std::iter::empty());
-        assert_eq!(groups.of(0), &[0u32; 0]);
+        assert_eq!(groups.values(0), &[0u32; 0]);
         groups.fill(3, (0..6).map(|value| (value % 3, value)));
-        assert_eq!([0, 1, 2].map(|key| groups.of(key)), [&[0, 3], &[1, 4], &[2, 5]]);
+        assert_eq!([0, 1, 2].map(|key| groups.values(key)), [&[0, 3], &[1, 4], &[2, 5]]);
     }
 }

@@ -60,7 +60,7 @@ impl KeptIndex {
 
     fn add(&mut self, samples: &Samples, kept: &KeptSets, runs: &Runs, sample: usize) -> Result<(), PackError> {
         let (counts, ids) = (kept.counts[sample], kept.ids[sample]);
-        let mut runs = runs.of(sample as u32).iter().copied().peekable();
+        let mut runs = runs.ranges(sample as u32).iter().copied().peekable();
         let (mut sum, mut total) = (0u64, 0u64);
         for (token, &count) in counts.iter().enumerate() {
             if count < 0 {
@@ -92,7 +92,7 @@ impl KeptIndex {
         max_id: u64,
         sorted: &mut Vec<i32>,
     ) -> Result<(), PackError> {
-        let tokens = runs.of(sample as u32).iter().flat_map(|&(start, end)| start..end);
+        let tokens = runs.ranges(sample as u32).iter().flat_map(|&(start, end)| start..end);
         let terms = self.first_term[sample]..self.first_term[sample + 1];
         let (mut with, mut without) = (None, None);
         for (token, term) in tokens.zip(terms) {
@@ -247,7 +247,7 @@ fn global_rows(kept: &KeptSets, index: &KeptIndex, runs: &Runs, trie: &Trie) -> 
             path.push(node);
             node = trie.nodes[node as usize].parent;
         }
-        let depths = runs.of(sample).iter().flat_map(|&(start, end)| start - 1..end - 1);
+        let depths = runs.ranges(sample).iter().flat_map(|&(start, end)| start - 1..end - 1);
         for (depth, term) in depths.zip(index.first_term[sample as usize]..) {
             while path.last().is_some_and(|&v| trie.nodes[v as usize].end <= depth) {
                 path.pop();
@@ -255,10 +255,10 @@ fn global_rows(kept: &KeptSets, index: &KeptIndex, runs: &Runs, trie: &Trie) -> 
             let Some(&node) = path.last() else { break };
             let position = base[node as usize] + depth - trie.nodes[node as usize].start;
             let set = index.set(kept, sample, term);
-            let of = |row: &Row| index.set(kept, row.sample, row.term);
+            let kept_set = |row: &Row| index.set(kept, row.sample, row.term);
             let same = |&row: &u32| {
                 let row = &rows[row as usize];
-                row.position == position && same_set(of(row), set)
+                row.position == position && same_set(kept_set(row), set)
             };
             let row = match table.find(code(position, set), same) {
                 Some(&row) => row,
@@ -267,7 +267,7 @@ fn global_rows(kept: &KeptSets, index: &KeptIndex, runs: &Runs, trie: &Trie) -> 
                     rows.push(Row { position, sample, term, samples: 0 });
                     let rehash = |&row: &u32| {
                         let row = &rows[row as usize];
-                        code(row.position, of(row))
+                        code(row.position, kept_set(row))
                     };
                     table.insert_unique(code(position, set), row, rehash);
                     row

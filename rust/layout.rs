@@ -181,7 +181,7 @@ impl Shape {
         self.children.fill(self.places.len() + 1, places.map(|(at, place)| (group(place.parent), at as u32)));
         if order == Order::LargestFirst {
             for at in 0..self.places.len() as u32 + 1 {
-                let siblings = self.children.of_mut(at);
+                let siblings = self.children.values_mut(at);
                 if siblings.len() > 1 {
                     siblings.sort_by_key(|&child| std::cmp::Reverse(self.places[child as usize].size));
                 }
@@ -189,10 +189,10 @@ impl Shape {
         }
         self.order.clear();
         self.stack.clear();
-        self.stack.extend(self.children.of(group(NONE)).iter().rev());
+        self.stack.extend(self.children.values(group(NONE)).iter().rev());
         while let Some(place) = self.stack.pop() {
             self.order.push(place);
-            self.stack.extend(self.children.of(group(place)).iter().rev());
+            self.stack.extend(self.children.values(group(place)).iter().rev());
         }
     }
 

@@ -9,7 +9,7 @@
 //! error <- options <- plan, layout
 //! arrays, trie <- layout <- terms <- writer
 //! plan, layout, slab <- packed <- writer <- pack, stream
-//! groups, padding, arena, tiles: one job each, beside them
+//! groups, padding, arena, tiles, cuts: one job each, beside them
 //! ```
 //!
 //! ```
@@ -22,6 +22,7 @@
 
 mod arena;
 mod arrays;
+mod cuts;
 mod error;
 mod groups;
 mod kept_sets;
@@ -46,6 +47,7 @@ mod writer;
 mod python;
 
 pub use arrays::{Axis, Field, Present, Sizes, TreeArray, TreeView, ALIGN, ARRAYS};
+pub use cuts::cut;
 pub use error::{Fault, PackError, Words, MAX_INDEX};
 pub use layout::Disagreement;
 pub use memory::working_bytes;

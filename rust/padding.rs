@@ -121,14 +121,14 @@ mod tests {
             for (length, shift) in (0..131).flat_map(|length| [0, 1, 3].map(|shift| (length, shift))) {
                 let near = [0, 31, 32, 33, length / 2, length.max(1) - 1, length];
                 for (start, end) in near.iter().flat_map(|&a| near.map(|b| (a, b))).filter(|&(a, b)| a < b && b <= length) {
-                    let mut held: Vec<$word> = vec![0; shift + length];
-                    held[shift + start..shift + end].fill(1);
-                    let bytes: Vec<u8> = held[shift..].iter().map(|&value| value as u8).collect();
+                    let mut padded: Vec<$word> = vec![0; shift + length];
+                    padded[shift + start..shift + end].fill(1);
+                    let bytes: Vec<u8> = padded[shift..].iter().map(|&value| value as u8).collect();
                     let expected = Some((vec![start as i64], vec![end as i64]));
-                    assert_eq!(spans(&held[shift..]), [expected.clone(), expected]);
-                    assert_eq!(narrow(&held[shift..]), [Some(bytes.clone()), Some(bytes)]);
+                    assert_eq!(spans(&padded[shift..]), [expected.clone(), expected]);
+                    assert_eq!(narrow(&padded[shift..]), [Some(bytes.clone()), Some(bytes)]);
                     for bit in [1, 7, 8, 31, $word::BITS - 1].into_iter().filter(|&bit| bit < $word::BITS) {
-                        let mut wrong = held.clone();
+                        let mut wrong = padded.clone();
                         wrong[shift + (start + end) / 2] ^= 1 << bit;
                         assert_eq!(spans(&wrong[shift..]), [None, None]);
                         assert_eq!(narrow(&wrong[shift..]), [None, None]);

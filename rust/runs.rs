@@ -38,7 +38,7 @@ impl Runs {
 
     /// The runs of a sample as token ranges `start..end`, `start >= 1`.
     #[inline]
-    pub fn of(&self, sample: u32) -> &[(u32, u32)] {
+    pub fn ranges(&self, sample: u32) -> &[(u32, u32)] {
         let (a, b) = (self.offsets[sample as usize], self.offsets[sample as usize + 1]);
         &self.runs[a as usize..b as usize]
     }
@@ -107,7 +107,7 @@ mod tests {
         let ids = vec![0i64; mask.len()];
         let mut samples = Samples::new(vec![&ids]);
         samples.mask = Some(vec![mask]);
-        Runs::new(&samples).map(|r| (r.of(0).to_vec(), r.terms[0]))
+        Runs::new(&samples).map(|r| (r.ranges(0).to_vec(), r.terms[0]))
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
     fn without_a_mask_every_token_but_the_first_is_a_term() {
         let (a, b) = ([5i64, 6, 7], [1i64]);
         let r = Runs::new(&Samples::new(vec![&a, &b])).unwrap();
-        assert_eq!((r.of(0), r.of(1)), (&[(1, 3)][..], &[][..]));
+        assert_eq!((r.ranges(0), r.ranges(1)), (&[(1, 3)][..], &[][..]));
         assert_eq!(r.terms, [2, 0]);
     }
 }

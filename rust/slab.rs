@@ -22,7 +22,7 @@ struct Pool {
 static POOL: Mutex<Pool> = Mutex::new(Pool { pieces: Vec::new(), taken: 0 });
 
 fn pool() -> MutexGuard<'static, Pool> {
-    // A panic while the lock was held leaves a pool that is still valid.
+    // A panic under the lock leaves a pool that is still valid.
     POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 

@@ -78,7 +78,7 @@ impl Terms {
     }
 
     fn add_pieces(&mut self, shape: &Shape, trie: &Trie, runs: &Runs, sample: u32, member: u32) {
-        let runs = runs.of(sample);
+        let runs = runs.ranges(sample);
         let (Some(&(first, _)), Some(&(_, last))) = (runs.first(), runs.last()) else { return };
         // Stretches from the leaf up, as far as a predecessor of a target can lie.
         self.stretches.clear();
@@ -269,7 +269,7 @@ impl KeptRows {
         for position in 0..positions as u32 {
             let first = self.rows.len();
             self.table.clear();
-            for &term in by_position.of(position) {
+            for &term in by_position.values(position) {
                 let row = self.find_or_add(first, term, sets, index);
                 self.term_row[term as usize] = row;
             }

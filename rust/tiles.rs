@@ -4,7 +4,7 @@
 //! *visible* to query tile m when n is not after m and `max(subtree_end in n)` lies past the start of m; it is *full*
 //! (no mask needed) when it lies wholly at or before the start of m and `min(subtree_end in n)` reaches the end of m; else it is *partial*.
 //!
-//! Lists per query tile, as the kernels read them (python/treepack/kernels/tiles.py writes the same):
+//! Lists per query tile, as the kernels read them (python/treepack/attention/tiles.py writes the same):
 //!
 //! ```text
 //! rows   (tiles, 4)  start, runs, full tiles in them, partials

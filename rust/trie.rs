@@ -34,6 +34,11 @@ impl Node {
         self.end - self.start
     }
 
+    /// Orders siblings by their first tokens.
+    pub fn rank(&self) -> u64 {
+        self.key.rotate_left(32)
+    }
+
     /// (query, key) pairs of the node's positions: each sees depth + 1 keys.
     pub fn pairs(&self) -> u64 {
         let triangle = |n: u32| n as u64 * (n as u64 + 1) / 2;
@@ -135,6 +140,12 @@ impl Trie {
             let node = &self.nodes[child as usize];
             if node.key != key || node.parent != parent {
                 return 0;
+            }
+            // The key has all of one element, but for the upper half of an id that is out of range: where forks are
+            // dense, no ids of other samples are fetched.
+            let id = sequences.ids(sample)[depth as usize];
+            if node.end - depth == 1 && sequences.width() == 0 && i64::from(id as u32) == id {
+                return 1;
             }
             common(sequences, node.owner, sample, depth, node.end)
         };

@@ -40,7 +40,7 @@ impl Writer<'_, '_> {
         let mut stats = Stats::default();
         let (mut at, mut bad) = (0, 0);
         for tree in 0..forest.tokens.len() {
-            let members = members.of(tree as u32);
+            let members = members.values(tree as u32);
             shape.build(self.trie, self.samples, members, self.options.order);
             terms.plan(&shape, self.trie, self.runs, members, self.kept);
             let padded = self.padded(shape.positions);
@@ -81,7 +81,7 @@ impl Writer<'_, '_> {
     fn bound(&self, schema: &Schema, forest: &Forest, members: &Groups, kept: &[u64]) -> usize {
         let agrees = vec![true; schema.token_columns()];
         let bytes = |tree: usize| {
-            let members = members.of(tree as u32);
+            let members = members.values(tree as u32);
             let positions = forest.tokens[tree] as usize;
             let terms = members.iter().map(|&sample| self.runs.terms[sample as usize] as usize).sum();
             let sizes = Sizes {

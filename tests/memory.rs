@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use treepack::{pack, working_bytes, KeptSets, Options, Placement, Samples, TokenColumn};
 
-/// Counts what is held and the most that was.
+/// Counts what is allocated and the most that was.
 struct Counting;
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// What is asked for and not taken does not count.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
@@ -17,18 +17,18 @@ static ASKED: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let size = if layout.size() == ASKED.load(Relaxed) { 0 } else { layout.size() };
-        PEAK.fetch_max(HELD.fetch_add(size, Relaxed) + size, Relaxed);
+        PEAK.fetch_max(ALLOCATED.fetch_add(size, Relaxed) + size, Relaxed);
         System.alloc(layout)
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         let size = if layout.size() == ASKED.load(Relaxed) { 0 } else { layout.size() };
-        HELD.fetch_sub(size, Relaxed);
+        ALLOCATED.fetch_sub(size, Relaxed);
         System.dealloc(at, layout)
     }
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Both lie in memory while one is copied to the other.
-        PEAK.fetch_max(HELD.fetch_add(size, Relaxed) + size, Relaxed);
-        HELD.fetch_sub(layout.size(), Relaxed);
+        PEAK.fetch_max(ALLOCATED.fetch_add(size, Relaxed) + size, Relaxed);
+        ALLOCATED.fetch_sub(layout.size(), Relaxed);
         System.realloc(at, layout, size)
     }
 }
@@ -116,7 +116,7 @@ fn a_packing_takes_no_more_than_it_says() {
         for (how, options) in options() {
             let said = working_bytes(case.ids.len(), runs, kept_terms) as usize;
             ASKED.store(said, Relaxed);
-            let before = HELD.load(Relaxed);
+            let before = ALLOCATED.load(Relaxed);
             PEAK.store(before, Relaxed);
             let packed = pack(&samples, &options).expect("it fits");
             let taken = PEAK.load(Relaxed) - before;

@@ -1,5 +1,5 @@
-//! First fit: samples in arrival order, each into the first tree in which its additional positions, terms and kept ids
-//! fit; else into a new tree.
+//! First fit: samples in an order, each into the first tree in which its additional positions, terms and kept ids fit;
+//! else into a new tree.
 
 use super::demand::Demand;
 use super::forest::Forest;
@@ -13,12 +13,45 @@ use crate::trie::{Trie, NONE, ROOT};
 /// O(samples x path nodes visited x log trees). A tree that holds a node of the sample's path needs only what lies below
 /// that node, so the walk goes from the leaf up, and ends where no earlier tree could be found any more.
 pub fn first_fit(trie: &Trie, demand: &Demand, limits: &Limits, price: Option<KeptPrice>) -> Forest {
+    first_fit_within(trie, demand, limits, price, (u64::MAX, usize::MAX)).unwrap_or_default()
+}
+
+/// The same; `None` once it has more positions and more trees than `worst`.
+pub fn first_fit_within(
+    trie: &Trie,
+    demand: &Demand,
+    limits: &Limits,
+    price: Option<KeptPrice>,
+    worst: (u64, usize),
+) -> Option<Forest> {
+    fit_in_order(trie, demand, limits, price, 0..demand.lengths.len() as u32, worst)
+}
+
+/// First fit in order of falling length, where that is another, within `worst` as well. Kept ids are priced by their sums.
+pub fn first_fit_decreasing(trie: &Trie, demand: &Demand, limits: &Limits, worst: (u64, usize)) -> Option<Forest> {
+    let mut order: Vec<u32> = (0..demand.lengths.len() as u32).collect();
+    if demand.lengths.windows(2).all(|pair| pair[0] == pair[1]) {
+        return None; // this is first fit
+    }
+    order.sort_by_key(|&sample| std::cmp::Reverse(demand.lengths[sample as usize]));
+    fit_in_order(trie, demand, limits, None, order.into_iter(), worst)
+}
+
+fn fit_in_order(
+    trie: &Trie,
+    demand: &Demand,
+    limits: &Limits,
+    price: Option<KeptPrice>,
+    order: impl Iterator<Item = u32>,
+    worst: (u64, usize),
+) -> Option<Forest> {
     let trees_of_node = TreesOfNode::new(trie.nodes.len());
-    let mut state = State { trie, trees_of_node, free: Vec::new(), all: Tournament::default(), price };
-    let mut tree_of = Vec::with_capacity(trie.leaf.len());
-    for sample in 0..demand.lengths.len() as u32 {
+    let steps = trie.nodes.iter().map(|node| (node.parent, node.end)).collect();
+    let mut state =
+        State { trie, steps, trees_of_node, free: Vec::new(), all: Tournament::default(), price, positions: 0 };
+    let mut tree_of = vec![NONE; demand.lengths.len()];
+    for sample in order {
         if demand.left_out[sample as usize] {
-            tree_of.push(NONE);
             continue;
         }
         let mut need = demand.need(sample);
@@ -34,18 +67,24 @@ pub fn first_fit(trie: &Trie, demand: &Demand, limits: &Limits, price: Option<Ke
             tree => tree,
         };
         state.commit(sample, need, tree);
-        tree_of.push(tree);
+        tree_of[sample as usize] = tree;
+        if state.positions > worst.0 && state.free.len() > worst.1 {
+            return None;
+        }
     }
     let tokens = state.free.iter().map(|room| limits.tokens - room[0]).collect();
-    Forest { tree_of, tokens }
+    Some(Forest { tree_of, tokens })
 }
 
 struct State<'a> {
     trie: &'a Trie,
+    /// (parent, end) of each node: what the walks read, in a fifth of the memory.
+    steps: Vec<(u32, u32)>,
     trees_of_node: TreesOfNode,
     free: Vec<Room>,
     all: Tournament,
     price: Option<KeptPrice>,
+    positions: u64,
 }
 
 impl State<'_> {
@@ -58,13 +97,14 @@ impl State<'_> {
         let mut best = NONE;
         let mut node = self.trie.leaf[sample as usize];
         while node != ROOT && best != 0 {
-            let room = [need[0] - self.trie.nodes[node as usize].end, need[1], need[2]];
+            let (parent, end) = self.steps[node as usize];
+            let room = [need[0] - end, need[1], need[2]];
             best = self.trees_of_node.first(node, room, best, free, affordable);
             // Nodes further up leave more to add: if no earlier tree has this much room, none will do.
             if best != NONE && self.all.first(0, room).is_none_or(|tree| tree as u32 >= best) {
                 return best;
             }
-            node = self.trie.nodes[node as usize].parent;
+            node = parent;
         }
         let mut next = self.all.first(0, need);
         while let Some(tree) = next.filter(|&tree| (tree as u32) < best) {
@@ -80,10 +120,12 @@ impl State<'_> {
         let mut node = self.trie.leaf[sample as usize];
         while node != ROOT && !self.trees_of_node.holds(node, tree) {
             self.trees_of_node.add(node, tree);
-            node = self.trie.nodes[node as usize].parent;
+            node = self.steps[node as usize].0;
         }
         let room = &mut self.free[tree as usize];
-        room[0] -= need[0] - self.trie.nodes[node as usize].end;
+        let added = need[0] - self.steps[node as usize].1;
+        self.positions += added as u64;
+        room[0] -= added;
         room[1] -= need[1];
         room[2] -= match &mut self.price {
             Some(price) => price.commit(sample, tree) as u32,

@@ -4,7 +4,7 @@ use crate::groups::Groups;
 use crate::trie::NONE;
 
 /// The tree of each sample (`NONE` = left out) and the positions of each tree.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forest {
     pub tree_of: Vec<u32>,
     pub tokens: Vec<u32>,

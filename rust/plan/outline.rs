@@ -63,12 +63,12 @@ impl Outline {
     }
 
     pub fn children(&self, node: u32) -> &[u32] {
-        self.children.of(node)
+        self.children.values(node)
     }
 
     /// Samples that end at the node.
     pub fn samples(&self, node: u32) -> &[u32] {
-        self.samples.of(node)
+        self.samples.values(node)
     }
 
     /// Whether a tree can hold the whole subtree, with the path down to it.
@@ -79,6 +79,12 @@ impl Outline {
 
     pub fn fits_one_tree(&self, limits: &Limits) -> bool {
         has_room(limits.room(), self.need[ROOT as usize])
+    }
+
+    /// Whether no placement has fewer positions or fewer trees: each position once, in as few trees as can hold them.
+    pub fn is_best(&self, forest: &Forest, limits: &Limits) -> bool {
+        let [tokens, _, _] = self.need[ROOT as usize];
+        forest.positions() == tokens as u64 && forest.tokens.len() as u32 <= tokens.div_ceil(limits.tokens)
     }
 
     pub fn one_tree(&self, demand: &Demand) -> Forest {

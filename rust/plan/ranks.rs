@@ -1,17 +1,20 @@
 //! Trees for several ranks: micro-batches of one tree per rank, none empty, balanced by work.
 
 use super::demand::Demand;
+use super::draft::Draft;
+use super::even::even;
 use super::forest::Forest;
 use super::place::place;
+use super::work::work;
 use crate::groups::Groups;
 use crate::options::{Limits, Placement};
 use crate::trie::{Trie, NONE, ROOT};
 
-/// Work of a position beside its attention, in (query, key) pairs. A transformer layer spends about 24 h^2 FLOPs on a
-/// token and 4 h on a pair (h = hidden size), so 6 h: this is a hidden size of about 1,400.
-const PAIRS_PER_TOKEN: u64 = 8192;
 /// Smaller budgets that are tried, as multiples of an even share of the positions.
 const FILLS: [f64; 4] = [1.02, 1.06, 1.15, 1.3];
+/// Nodes and trees that are looked at for even work: one for so many tokens of the samples, and at least so many.
+const TOKENS_PER_LOOK: u64 = 8;
+const LEAST_LOOKS: u64 = 100_000;
 
 /// What balancing came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,11 +25,6 @@ pub struct Balance {
     pub extra_tokens: u64,
     /// Trees without a sample.
     pub dummies: u64,
-}
-
-/// Work of a tree: attention pairs plus a linear term per position.
-pub fn work(pairs: u64, tokens: u64) -> u64 {
-    pairs.saturating_add(PAIRS_PER_TOKEN.saturating_mul(tokens))
 }
 
 /// Splits and orders the trees of a placement for `ranks`: tree `m * ranks + r` is that of rank r in micro-batch m.
@@ -60,10 +58,35 @@ pub fn rank_trees(
             }
         }
     }
-    let (forest, ordered) = best;
+    let (forest, ordered) = evened(trie, demand, limits, best, ranks);
     let extra_tokens = forest.positions().saturating_sub(tokens);
     let balance = Balance { imbalance: ordered.imbalance(ranks), extra_tokens, dummies: ordered.dummies };
     (forest, balance)
+}
+
+/// The same trees after samples have moved from the slow ones to others.
+fn evened(
+    trie: &Trie,
+    demand: &Demand,
+    limits: &Limits,
+    (forest, ordered): (Forest, Ordered),
+    ranks: usize,
+) -> (Forest, Ordered) {
+    // First fit prices kept ids exactly; by their sums, which count here, a tree of its may be over the budget.
+    let mut kept = vec![0u64; forest.tokens.len()];
+    for (&tree, &ids) in forest.tree_of.iter().zip(demand.kept).filter(|(&tree, _)| tree != NONE) {
+        kept[tree as usize] += ids;
+    }
+    if ordered.dummies > 0 || kept.iter().any(|&ids| ids > limits.kept as u64) {
+        return (forest, ordered);
+    }
+    let place = dfs_places(trie, demand.lengths.len());
+    let mut order: Vec<u32> = (0..demand.lengths.len() as u32).filter(|&s| !demand.left_out[s as usize]).collect();
+    order.sort_by_key(|&sample| (place[sample as usize], sample));
+    let tokens: u64 = order.iter().map(|&sample| demand.lengths[sample as usize] as u64).sum();
+    let mut draft = Draft::new(trie, demand, limits, &order, &forest);
+    even(&mut draft, ranks, (tokens / TOKENS_PER_LOOK).max(LEAST_LOOKS));
+    split_for_ranks(trie, draft.forest(), ranks)
 }
 
 /// Work over all micro-batches.
@@ -91,7 +114,7 @@ pub fn split_for_ranks(trie: &Trie, forest: Forest, ranks: usize) -> (Forest, Or
         Splitter { trie, seen: vec![NONE; trie.nodes.len()], stamp: 0, place: dfs_places(trie, samples) };
     let members = forest.members();
     let mut trees: Vec<Part> =
-        (0..forest.tokens.len()).map(|tree| splitter.part(members.of(tree as u32).to_vec())).collect();
+        (0..forest.tokens.len()).map(|tree| splitter.part(members.values(tree as u32).to_vec())).collect();
     let slots = trees.len().next_multiple_of(ranks).max(if trees.is_empty() { 0 } else { ranks });
     while trees.len() < slots {
         let splittable = trees.iter().enumerate().filter(|(_, part)| part.members.len() > 1);
@@ -197,7 +220,7 @@ fn dfs_places(trie: &Trie, samples: usize) -> Vec<u32> {
     while let Some(node) = stack.pop() {
         place[node as usize] = next;
         next += 1;
-        stack.extend(children.of(node).iter().rev());
+        stack.extend(children.values(node).iter().rev());
     }
     trie.leaf[..samples].iter().map(|&leaf| place[leaf as usize]).collect()
 }

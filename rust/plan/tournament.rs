@@ -15,7 +15,7 @@ fn most(a: Room, b: Room) -> Room {
 }
 
 impl Tournament {
-    pub fn of(rooms: impl ExactSizeIterator<Item = Room>) -> Self {
+    pub fn new(rooms: impl ExactSizeIterator<Item = Room>) -> Self {
         let mut out = Tournament::default();
         out.grow(rooms.len());
         for (i, room) in rooms.enumerate() {
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn finds_what_a_scan_finds() {
         let rooms: Vec<Room> = (0..200u32).map(|i| [i * 37 % 101, i * 53 % 89, i % 7]).collect();
-        let mut fit = Tournament::of(rooms[..100].iter().copied());
+        let mut fit = Tournament::new(rooms[..100].iter().copied());
         for (i, &room) in rooms.iter().enumerate().skip(100) {
             fit.set(i, room);
         }

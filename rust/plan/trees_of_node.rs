@@ -130,7 +130,7 @@ impl List {
         }
         let trees = &self.trees;
         let rooms = || trees.iter().map(|&tree| free[tree as usize]);
-        let fit = self.fit.get_or_insert_with(|| Box::new(Tournament::of(rooms())));
+        let fit = self.fit.get_or_insert_with(|| Box::new(Tournament::new(rooms())));
         let mut from = 0;
         while let Some(at) = fit.first(from, need) {
             let tree = trees[at];

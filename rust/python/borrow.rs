@@ -1,18 +1,33 @@
 //! Python values -> borrowed bytes.
 
 use numpy::npyffi::{NPY_ARRAY_ALIGNED, NPY_ARRAY_C_CONTIGUOUS};
-use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{Element, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use pyo3::Borrowed;
 
 use super::error::{refuse, refuse_sample, refuse_type};
+
+/// The items of a list, and of nothing else: a `Vec` takes any sequence, and memory for as many items as that says it
+/// has before it looks at one.
+pub struct Listed<T>(pub Vec<T>);
+
+impl<'py, T: FromPyObjectOwned<'py>> FromPyObject<'_, 'py> for Listed<T> {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let items = value.cast::<PyList>()?.iter();
+        items.map(|item| item.extract().map_err(Into::into)).collect::<PyResult<_>>().map(Listed)
+    }
+}
 
 /// Turns a list of dicts into one list per column. Every sample must have the columns of the first, but for the
 /// `optional` ones, which are None where a sample lacks them and absent where all do.
 #[pyfunction]
-pub fn columns<'py>(samples: &Bound<'py, PyList>, optional: Vec<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
-    let py = samples.py();
+pub fn columns<'py>(samples: &Bound<'py, PyList>, optional: Listed<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
+    let (py, optional) = (samples.py(), optional.0);
     let out = PyDict::new(py);
     if samples.is_empty() {
         return Ok(out);
@@ -70,11 +85,11 @@ fn sample_dict<'py>(samples: &Bound<'py, PyList>, index: usize) -> PyResult<Boun
 pub fn first_unready(
     values: &Bound<'_, PyList>,
     dtype: &Bound<'_, PyArrayDescr>,
-    tail: Vec<usize>,
+    tail: Listed<usize>,
     start: usize,
 ) -> PyResult<usize> {
     for index in start..values.len() {
-        if !is_ready(&values.get_item(index)?, dtype, &tail) {
+        if !is_ready(&values.get_item(index)?, dtype, &tail.0) {
             return Ok(index);
         }
     }
@@ -110,6 +125,16 @@ pub unsafe fn bytes<'a>(value: &Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts((*array.as_array_ptr()).fields.data as *const u8, length) })
 }
 
+/// The numbers of a plain array of this type in native byte order. The caller keeps the array alive for `'a`.
+pub unsafe fn numbers<'a, T: bytemuck::Pod + Element>(value: &Bound<'_, PyAny>) -> PyResult<&'a [T]> {
+    let (has, wanted) = (value.cast::<PyUntypedArray>()?.dtype(), T::get_dtype(value.py()));
+    if !has.is(&wanted) && !has.is_equiv_to(&wanted) {
+        return Err(PyTypeError::new_err(format!("an array at the border has dtype {has}, not {wanted}")));
+    }
+    // SAFETY: passed on to the caller.
+    cast(unsafe { bytes(value)? })
+}
+
 pub fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> PyResult<&[T]> {
     // An empty slice need not be aligned.
     if bytes.is_empty() {
@@ -135,8 +160,8 @@ impl Rows<'_> {
             Rows::Flat(values, starts, ends) => (values, starts, ends),
         };
         // SAFETY: passed on to the caller.
-        let (flat, starts, ends): (&'b [u8], &[u8], &[u8]) = unsafe { (bytes(values)?, bytes(starts)?, bytes(ends)?) };
-        let (starts, ends) = (cast::<i64>(starts)?, cast::<i64>(ends)?);
+        let (flat, starts, ends): (&'b [u8], &[i64], &[i64]) =
+            unsafe { (bytes(values)?, numbers(starts)?, numbers(ends)?) };
         let cut = |(&start, &end): (&i64, &i64)| {
             let row = |at: i64| usize::try_from(at).ok()?.checked_mul(width);
             flat.get(row(start)?..row(end)?)
@@ -146,8 +171,21 @@ impl Rows<'_> {
         rows.ok_or_else(|| refuse(values.py(), "the samples do not lie within the rows of a flat column"))
     }
 
-    /// SAFETY: as for `rows`.
-    pub unsafe fn numbers<'b, T: bytemuck::Pod>(&self) -> PyResult<Vec<&'b [T]>> {
+    /// Numbers of exactly this type. SAFETY: as for `rows`.
+    pub unsafe fn numbers<'b, T: bytemuck::Pod + Element>(&self) -> PyResult<Vec<&'b [T]>> {
+        match self {
+            // SAFETY: passed on to the caller.
+            Rows::List(list) => list.iter().map(|value| unsafe { numbers(&value) }).collect(),
+            Rows::Flat(values, ..) => {
+                // SAFETY: passed on to the caller.
+                let _: &[T] = unsafe { numbers(values)? };
+                unsafe { self.words() }
+            }
+        }
+    }
+
+    /// Numbers of this width, whatever their type. SAFETY: as for `rows`.
+    pub unsafe fn words<'b, T: bytemuck::Pod>(&self) -> PyResult<Vec<&'b [T]>> {
         // SAFETY: passed on to the caller.
         let rows = unsafe { self.rows(size_of::<T>())? };
         rows.into_iter().map(cast).collect()

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-use super::borrow::{bytes, Rows};
+use super::borrow::{bytes, Listed, Rows};
 use crate::{KeptSets, Options, Order, Placement, SampleColumn, Samples, TokenColumn};
 
 /// A per-token column: name, bytes per token, rows.
@@ -17,8 +17,8 @@ pub struct Columns<'py> {
     mask: Option<Rows<'py>>,
     identity: Option<Column<'py>>,
     kept: Option<(Rows<'py>, Rows<'py>)>,
-    token_columns: Vec<Column<'py>>,
-    sample_columns: Vec<GatheredColumn<'py>>,
+    token_columns: Listed<Column<'py>>,
+    sample_columns: Listed<GatheredColumn<'py>>,
 }
 
 impl Columns<'_> {
@@ -43,8 +43,8 @@ impl Columns<'_> {
                 }
                 None => None,
             },
-            token_columns: self.token_columns.iter().map(token_column).collect::<PyResult<_>>()?,
-            sample_columns: self.sample_columns.iter().map(sample_column).collect::<PyResult<_>>()?,
+            token_columns: self.token_columns.0.iter().map(token_column).collect::<PyResult<_>>()?,
+            sample_columns: self.sample_columns.0.iter().map(sample_column).collect::<PyResult<_>>()?,
         })
     }
 }

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyString};
 
-use super::borrow::{bytes, cast, is_ready};
+use super::borrow::{bytes, cast, is_ready, Listed};
 use crate::{KeptSets, SampleColumn, Samples, TokenColumn};
 
 /// A column: its name, dtype and row shape.
@@ -28,11 +28,16 @@ enum Scalar {
     Int64,
 }
 
-type FormatTuple<'py> = (Bound<'py, PyString>, Bound<'py, PyArrayDescr>, Vec<usize>);
+type FormatTuple<'py> = (Bound<'py, PyString>, Bound<'py, PyArrayDescr>, Listed<usize>);
 
 impl Format {
-    fn new((name, dtype, tail): FormatTuple<'_>) -> PyResult<Self> {
+    fn new((name, dtype, Listed(tail)): FormatTuple<'_>) -> PyResult<Self> {
         let text = name.to_string();
+        if dtype.has_object() || dtype.is_native_byteorder() == Some(false) {
+            return Err(PyTypeError::new_err(format!(
+                "{text} has dtype {dtype} at the border; plain numbers are needed"
+            )));
+        }
         let width = tail.iter().try_fold(dtype.itemsize(), |width, &size| width.checked_mul(size));
         let width = width.ok_or_else(|| PyTypeError::new_err(format!("{text}: a row of it has no size")))?;
         let scalar = match (dtype.kind(), width) {
@@ -44,11 +49,15 @@ impl Format {
     }
 
     /// A column that the crate reads as numbers of so many bytes.
-    fn of_numbers(column: FormatTuple<'_>, bytes: usize) -> PyResult<Self> {
+    fn of_numbers(column: FormatTuple<'_>, kinds: &[u8], bytes: usize) -> PyResult<Self> {
+        let kind = column.1.kind();
         let format = Format::new(column)?;
-        if format.width != bytes {
-            let (name, has) = (&format.text, format.width);
-            return Err(PyTypeError::new_err(format!("{name} has {has} bytes per token at the border, not {bytes}")));
+        if format.width != bytes || !kinds.contains(&kind) {
+            let (name, has, kind) = (&format.text, format.width, char::from(kind));
+            let needed = char::from(kinds[0]);
+            return Err(PyTypeError::new_err(format!(
+                "{name} is '{kind}{has}' per token at the border, not '{needed}{bytes}'"
+            )));
         }
         Ok(format)
     }
@@ -100,20 +109,22 @@ impl Formats {
         ids: FormatTuple<'_>,
         mask: Option<FormatTuple<'_>>,
         kept: Option<(FormatTuple<'_>, FormatTuple<'_>)>,
-        tokens: Vec<FormatTuple<'_>>,
-        scalars: Vec<(FormatTuple<'_>, bool)>,
+        tokens: Listed<FormatTuple<'_>>,
+        scalars: Listed<(FormatTuple<'_>, bool)>,
         identity: Option<usize>,
     ) -> PyResult<Self> {
+        let (tokens, scalars) = (tokens.0, scalars.0);
         if identity.is_some_and(|at| at >= tokens.len()) {
             return Err(PyTypeError::new_err(format!(
                 "the identity is none of the {} per-token columns",
                 tokens.len()
             )));
         }
-        let kept_sets = |(ids, counts)| Ok::<_, PyErr>((Format::of_numbers(ids, 4)?, Format::of_numbers(counts, 4)?));
+        let kept_sets =
+            |(ids, counts)| Ok::<_, PyErr>((Format::of_numbers(ids, b"i", 4)?, Format::of_numbers(counts, b"i", 4)?));
         Ok(Formats {
-            ids: Format::of_numbers(ids, 8)?,
-            mask: mask.map(|mask| Format::of_numbers(mask, 1)).transpose()?,
+            ids: Format::of_numbers(ids, b"i", 8)?,
+            mask: mask.map(|mask| Format::of_numbers(mask, b"ub", 1)).transpose()?,
             kept: kept.map(kept_sets).transpose()?,
             tokens: tokens.into_iter().map(Format::new).collect::<PyResult<_>>()?,
             scalars: scalars
@@ -131,7 +142,7 @@ impl Formats {
         let count = samples.len();
         let mut ready = Ready {
             formats: self,
-            held: Vec::with_capacity(count * (self.tokens.len() + 4)),
+            owners: Vec::with_capacity(count * (self.tokens.len() + 4)),
             ids: Vec::with_capacity(count),
             mask: Vec::with_capacity(count),
             kept: Vec::new(),
@@ -157,7 +168,7 @@ impl Formats {
 /// Borrowed columns, and the arrays that they are borrowed from.
 pub struct Ready<'f, 'py> {
     formats: &'f Formats,
-    held: Vec<Bound<'py, PyAny>>,
+    owners: Vec<Bound<'py, PyAny>>,
     ids: Vec<&'static [u8]>,
     mask: Vec<&'static [u8]>,
     kept: Vec<&'static [u8]>,
@@ -172,12 +183,12 @@ impl<'py> Ready<'_, 'py> {
         if sample.len() != formats.columns() {
             return Ok(None);
         }
-        let held = &mut self.held;
+        let owners = &mut self.owners;
         let mut borrow = |format: &Format, to: &mut Vec<&'static [u8]>| -> PyResult<Option<()>> {
             let Some(value) = sample.get_item(format.name.bind(py))? else { return Ok(None) };
-            // SAFETY: `held` keeps the value as long as `self` lives, and `samples` gives the bytes out no longer than that.
+            // SAFETY: `owners` keeps the value while `self` lives, and `samples` gives the bytes out no longer than that.
             let Some(bytes) = (unsafe { format.borrow(&value) }) else { return Ok(None) };
-            held.push(value);
+            owners.push(value);
             to.push(bytes);
             Ok(Some(()))
         };

@@ -7,6 +7,7 @@
 
 mod borrow;
 mod columns;
+mod cuts;
 mod error;
 mod formats;
 mod pack;
@@ -19,6 +20,8 @@ mod trees;
 mod _core {
     #[pymodule_export]
     use super::borrow::{columns, first_unready};
+    #[pymodule_export]
+    use super::cuts::cut_rows;
     #[pymodule_export]
     use super::formats::Formats;
     #[pymodule_export]

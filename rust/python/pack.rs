@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+use super::borrow::Listed;
 use super::columns::{Columns, Keywords};
 use super::formats::Formats;
 use super::trees::PackedTrees;
@@ -19,11 +20,11 @@ pub fn pack(py: Python<'_>, columns: Columns<'_>, keywords: Keywords) -> PyResul
 #[pyfunction]
 pub fn pack_ready(
     py: Python<'_>,
-    samples: Vec<Bound<'_, PyAny>>,
+    samples: Listed<Bound<'_, PyAny>>,
     formats: &Formats,
     keywords: Keywords,
 ) -> PyResult<Option<PackedTrees>> {
-    let Some(ready) = formats.read(py, &samples)? else { return Ok(None) };
+    let Some(ready) = formats.read(py, &samples.0)? else { return Ok(None) };
     let (samples, options) = (ready.samples(), keywords.options());
     let packed = py.detach(|| crate::pack(&samples, &options))?;
     PackedTrees::new(py, packed).map(Some)

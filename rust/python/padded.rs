@@ -13,6 +13,10 @@ type Spans<'py> = (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
 macro_rules! by_width {
     ($mask:expr, $function:ident) => {
         match ($mask.dtype().kind(), $mask.dtype().itemsize()) {
+            (kind, width) if $mask.dtype().is_native_byteorder() == Some(false) => Err(PyTypeError::new_err(format!(
+                "a mask at the border is '{}{width}' in foreign byte order",
+                char::from(kind)
+            ))),
             (b'b' | b'i' | b'u', 1) => $function!(u8),
             (b'i' | b'u', 2) => $function!(u16),
             (b'i' | b'u', 4) => $function!(u32),
@@ -25,7 +29,8 @@ macro_rules! by_width {
 }
 
 /// Where the tokens of each row of an attention mask (B, S) lie in the flattened batch: (starts, ends), int64 (B,)
-/// each. None where a row has a hole between tokens, or a value that is neither 0 nor 1.
+/// each. None where a row has a hole between tokens, or a value that is neither 0 nor 1, and where rows have no width,
+/// of which there may be more than there is memory for.
 #[pyfunction]
 #[pyo3(name = "token_spans")]
 pub fn token_spans_of<'py>(py: Python<'py>, mask: &Bound<'py, PyUntypedArray>) -> PyResult<Option<Spans<'py>>> {
@@ -35,7 +40,8 @@ pub fn token_spans_of<'py>(py: Python<'py>, mask: &Bound<'py, PyUntypedArray>) -
     macro_rules! spans {
         ($word:ty) => {{
             let values = cast::<$word>(values)?;
-            Ok(py.detach(|| token_spans(values, rows)))
+            let no_width = rows > 0 && values.is_empty();
+            Ok(if no_width { None } else { py.detach(|| token_spans(values, rows)) })
         }};
     }
     let spans: PyResult<Option<(Vec<i64>, Vec<i64>)>> = by_width!(mask, spans);
@@ -56,7 +62,7 @@ pub fn mask_bytes_of<'py>(
     macro_rules! narrow {
         ($word:ty) => {{
             // SAFETY: `rows` holds the arrays to the end of this function.
-            let samples = unsafe { rows.numbers::<$word>()? };
+            let samples = unsafe { rows.words::<$word>()? };
             Ok(py.detach(|| mask_bytes(&samples)))
         }};
     }

@@ -8,8 +8,10 @@ import pytest
 from helpers import says
 
 import treepack
-from treepack.packing.options import PackOptions
+from treepack.packing.options import BatchOptions, PackOptions
 
+#: How the trees of a batch are cut.
+CUT = {"cut": False, "max_ancestors": None}
 OPTIONS = {each.name: each.default for each in fields(PackOptions)}
 #: Arguments that are no options.
 OTHERS = {"samples", "per_token", "per_sample", "self"}
@@ -31,6 +33,7 @@ def choices(hint):
 def test_those_who_take_options_by_name(name, function):
     given = parameters(function)
     wanted = {option: default for option, default in OPTIONS.items() if option not in WITHOUT[name]}
+    wanted |= CUT if name == "pack" else {}
     wanted = {option: inspect.Parameter.empty if x is MISSING else x for option, x in wanted.items()}
     assert list(given.items()) == list(wanted.items())
     hints = get_type_hints(function)
@@ -41,9 +44,9 @@ def test_those_who_take_options_by_name(name, function):
 
 def test_offline_packing_has_these_and_its_own():
     offline = pytest.importorskip("treepack.offline.options", reason="offline packing needs pyarrow")
-    told = offline.Options(max_tokens=8).told()
-    assert list(told) == [*(x for x in OPTIONS if x != "ranks"), "window", "shard_tokens", "pairs"]
-    assert all(told[x] == default for x, default in OPTIONS.items() if x not in ("max_tokens", "ranks"))
+    by_name = offline.Options(max_tokens=8).for_manifest()
+    assert list(by_name) == [*(x for x in OPTIONS if x != "ranks"), "window", "shard_tokens", "pairs"]
+    assert all(by_name[x] == default for x, default in OPTIONS.items() if x not in ("max_tokens", "ranks"))
     with pytest.raises(TypeError, match="ranks"):
         offline.Options(max_tokens=8, ranks=2)
 
@@ -75,6 +78,24 @@ def test_of_a_call():
 
     assert call(8) == PackOptions(max_tokens=8, order="first_seen")
     assert PackOptions(max_tokens=8).pack_keywords() == {**OPTIONS, "max_tokens": 8}
+
+
+def test_of_a_batch():
+    assert BatchOptions(max_tokens=8).pack_keywords() == {**OPTIONS, **CUT, "max_tokens": 8}
+    assert BatchOptions(max_tokens=8, cut=True, max_ancestors=3).pack_keywords()["max_ancestors"] == 3
+    for given, parts in (
+        ({"max_ancestors": 5}, ("max_ancestors is 5", "cut=True")),
+        ({"cut": True, "max_ancestors": 0}, ("max_ancestors is 0", "allowed is 1 or more")),
+        ({"cut": True, "max_terms": 4}, ("max_terms is 4", "leave max_terms out")),
+        ({"cut": True, "max_kept": 4}, ("max_kept is 4", "leave max_kept out")),
+        ({"cut": True, "pad_to_multiple_of": 4}, ("pad_to_multiple_of is 4", "leave pad_to_multiple_of out")),
+        ({"cut": True, "max_ancestors": 4, "overlong": "skip"}, ("overlong is 'skip'", "no sample is skipped")),
+    ):
+        with pytest.raises(treepack.PackError) as error:
+            treepack.pack([{"input_ids": [1, 2]}], max_tokens=8, **given)
+        says(error, *parts)
+    with pytest.raises(TypeError, match="cut is 1; True or False"):
+        BatchOptions(max_tokens=8, cut=1)
 
 
 def test_what_is_not_allowed():

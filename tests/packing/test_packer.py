@@ -30,7 +30,7 @@ def members(trees):
     return [tree.sample_index.tolist() for tree in trees]
 
 
-class Held(list):
+class MicroBatch(list):
     """A micro-batch as `check_packed` and `image` read it."""
 
     skipped = ()
@@ -116,7 +116,7 @@ def test_flush_leaves_no_rank_empty_without_need(count, ranks):
     (trees,) = packer.flush()
     assert len(trees) == ranks
     assert sum(len(x) == 0 for x in members(trees)) == packer.stats.dummies == max(0, ranks - count)
-    check_packed(Held(trees), samples, max_tokens=100, ranks=ranks)
+    check_packed(MicroBatch(trees), samples, max_tokens=100, ranks=ranks)
 
 
 def test_case_39_long_samples_raise_and_change_nothing():
@@ -281,7 +281,7 @@ def test_one_tree_of_a_stream_has_the_bytes_of_pack(samples, branching, order, r
     assert feed(packer, arrays if ready else samples) == []
     (trees,) = packer.flush()
     packed = treepack.pack(arrays, **call)
-    assert image(Held(trees)) == image(packed)
+    assert image(MicroBatch(trees)) == image(packed)
     for name, value in vars(packed.stats).items():
         if name != "milliseconds":
             assert getattr(packer.stats, name) == value, name
@@ -345,7 +345,7 @@ def test_real_shapes_are_packed_right(ranks):
     packer, start, seen = treepack.Packer(**call), 0, 0
     for trees in [trees for sample in samples for trees in packer.add(sample)] + packer.flush():
         count = sum(map(len, members(trees)))
-        check_packed(Held(trees), samples[start : start + count], **call)
+        check_packed(MicroBatch(trees), samples[start : start + count], **call)
         start, seen = start + count, seen + len(trees)
     assert start == len(samples)
     assert seen == packer.stats.trees

@@ -207,23 +207,23 @@ class PackerMachine(RuleBasedStateMachine):
             assert all(members) or max(map(len, members)) == 1
         multiple = self.call.get("pad_to_multiple_of", 1)
         works = []
-        for tree, held in zip(trees, members, strict=True):
-            self.check_tree(tree, samples, held, multiple)
-            works.append(self.oracle.work(samples, held))
-            self.count(tree, samples, held)
-        before = sum(len(self.oracle.positions(samples, held)) for held in by_rule)
-        self.sums["balance_tokens"] += sum(len(self.oracle.positions(samples, held)) for held in members) - before
+        for tree, inside in zip(trees, members, strict=True):
+            self.check_tree(tree, samples, inside, multiple)
+            works.append(self.oracle.work(samples, inside))
+            self.count(tree, samples, inside)
+        before = sum(len(self.oracle.positions(samples, inside)) for inside in by_rule)
+        self.sums["balance_tokens"] += sum(len(self.oracle.positions(samples, inside)) for inside in members) - before
         self.slowest, self.total = self.slowest + max(works), self.total + sum(works)
 
-    def check_tree(self, tree, samples, held, multiple):
+    def check_tree(self, tree, samples, inside, multiple):
         assert tree.num_tokens <= self.call["max_tokens"]
-        if not held:
+        if not inside:
             assert tree.num_tokens == multiple
             assert tree.subtree_end.tolist() == list(range(multiple))
             assert len(tree.row_position) == len(tree.term_row) == len(tree.sampling_mask) == 0
             assert all(len(tree.terms[name]) == 0 for name in tree.terms)
             return
-        expected = naive.layout(samples, held, self.call["branching"], self.order, multiple)
+        expected = naive.layout(samples, inside, self.call["branching"], self.order, multiple)
         for name in ARRAYS:
             assert getattr(tree, name).tolist() == expected[name], name
         assert len(tree.term_row) <= self.call.get("max_terms", np.inf)
@@ -239,18 +239,18 @@ class PackerMachine(RuleBasedStateMachine):
             if values is not None:
                 assert tree.positions[name][: expected["real"]].tolist() == values, name
 
-    def count(self, tree, samples, held):
+    def count(self, tree, samples, inside):
         real = int(tree.cu_segments[-1])
-        lengths = [len(samples[s]["input_ids"]) for s in held]
+        lengths = [len(samples[s]["input_ids"]) for s in inside]
         amounts = {
-            "samples": len(held),
+            "samples": len(inside),
             "raw_tokens": sum(lengths),
             "packed_tokens": real,
             "trees": 1,
             "terms": len(tree.term_row),
             "kept_ids": len(tree.sampling_mask),
             "padding": tree.num_tokens - real,
-            "dummies": int(not held),
+            "dummies": int(not inside),
             "attention_pairs": int((tree.position_ids[:real] + 1).sum()),
             "attention_pairs_alone": sum(n * (n + 1) // 2 for n in lengths),
         }

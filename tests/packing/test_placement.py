@@ -42,8 +42,8 @@ def best_of(peers):
 
 def size(packed):
     """(tokens, trees) without dummies."""
-    held = [tree for tree in packed if len(tree.sample_index)]
-    return sum(int(tree.cu_segments[-1]) for tree in held), len(held)
+    filled = [tree for tree in packed if len(tree.sample_index)]
+    return sum(int(tree.cu_segments[-1]) for tree in filled), len(filled)
 
 
 # ------------------------------------------------------------------------------------------------- real rollouts
