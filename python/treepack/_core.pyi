@@ -16,6 +16,7 @@ __all__ = [
     "PackStream",
     "PackedTrees",
     "columns",
+    "cut_rows",
     "first_unready",
     "mask_bytes",
     "pack",
@@ -57,14 +58,20 @@ def pack(columns: Any, keywords: dict[str, Any]) -> PackedTrees:
 def pack_ready(samples: list[Any], formats: Formats, keywords: dict[str, Any]) -> PackedTrees | None:
     """Pack a list of dicts whose columns are all ready; None if one is not. Releases the GIL."""
 
+def cut_rows(
+    cu_segments: npt.NDArray[np.int32], segment_parent: npt.NDArray[np.int32], max_rows: int, max_ancestors: int
+) -> tuple[npt.NDArray[np.int32] | None, int | None]:
+    """(boundaries of the ranges, None), or (None, row) where the rows that follow this one cannot be cut so."""
+
 def tile_lists(
     cu_segments: npt.NDArray[np.int32], subtree_end: npt.NDArray[np.int32], tile: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(rows, items) for tiles of `tile` tokens: rows are (tiles, 4) flat, items (T,); see `kernels/tiles.py`."""
+    """(rows, items) for tiles of `tile` tokens: rows are (tiles, 4) flat, items (T,); see `attention/tiles.py`."""
 
 def token_spans(mask: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """(starts, ends), each (B,): where the tokens of each row of an attention mask (B, S), of integers or booleans, lie
-    in the flattened batch. None where a row has a hole between tokens, or a value that is neither 0 nor 1."""
+    in the flattened batch. None where a row has a hole between tokens, or a value that is neither 0 nor 1, and where
+    rows have no width."""
 
 def work(pairs: int, tokens: int) -> int:
     """Work of trees with so many (query, key) pairs and positions, by which ranks are balanced."""

@@ -152,10 +152,10 @@ def test_a_long_run_is_two_numbers():
 def test_tree_tiles_keep_given_lists():
     end = random_end(200)
     given = {128: tiles.tile_lists(end, 128), 64: tiles.tile_lists(end, 64)}
-    held = TreeTiles(end, None, given)
-    assert held.lists(128) is given[128]
-    assert held.lists(64) is given[64]
-    assert held.depth().tolist() == reference.tree_depth(end).tolist()
+    tree = TreeTiles(end, None, given)
+    assert tree.lists(128) is given[128]
+    assert tree.lists(64) is given[64]
+    assert tree.depth().tolist() == reference.tree_depth(end).tolist()
 
 
 def test_lists_that_do_not_go_with_the_tree_are_named():

@@ -210,10 +210,10 @@ def test_a_graph_replayed_many_times():
 def test_scored_under_inference_mode_then_trained():
     """The schedule that a first pass leaves with the tree must be one that training can save."""
     end, tensors = random_tree(400), leaves(400, 4, 2, 64)
-    held = TreeTiles(end)
+    shared = TreeTiles(end)
     with torch.inference_mode():
-        tree_attention(*tensors, held)
-    got = torch.autograd.grad(tree_attention(*tensors, held).square().sum(), tensors)
+        tree_attention(*tensors, shared)
+    got = torch.autograd.grad(tree_attention(*tensors, shared).square().sum(), tensors)
     want = torch.autograd.grad(tree_attention(*tensors, TreeTiles(end)).square().sum(), tensors)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import reference
@@ -45,8 +46,10 @@ def tree_attention(
 
     Args:
         q: (1, H, N, D) as Hugging Face gives it (any strides, no copy is made) or (N, H, D); bfloat16, float16 or
-            float32.
-        k, v: the same with H_kv heads; H must be a multiple of H_kv.
+            float32. It may have fewer rows than k and v: the queries are then the last rows of the forest, as in a
+            range of a tree behind the keys of its ancestors.
+        k, v: the same with H_kv heads; H must be a multiple of H_kv. Where q is shorter, by a number that is no
+            multiple of 128, the kernels copy them.
         tree: a `PackedTree` or `TreeTiles` on the device of q: anything with `subtree_end`, and optionally
             `position_ids` and `tiles`.
         subtree_end: (N,) instead of a tree.
@@ -57,12 +60,12 @@ def tree_attention(
         softcap: scores become `softcap * tanh(score / softcap)`.
         sinks: (H,), one extra logit per query head that takes probability and gives nothing.
         return_lse: also return the log of the softmax denominator (sinks included), natural log, float32, (1, H, N)
-            or (H, N); differentiable.
+            or (H, N), of the rows of q; differentiable.
         impl: "triton", "triton_plain", "gluon", "fa4", "flex" or "reference"; None: "triton" on CUDA, "reference"
             elsewhere.
 
     Returns:
-        Output in the layout and dtype of q, stored as (N, H, D), or `(output, lse)`. At padding rows both are 0, and
+        Output in the shape and dtype of q, stored as (N, H, D), or `(output, lse)`. At padding rows both are 0, and
         so are all gradients.
 
     Raises:
@@ -91,13 +94,27 @@ def tree_attention(
     batched = q.dim() == 4
     if batched:
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+    if q.shape[0] < k.shape[0]:
+        if impl not in TRITON:
+            raise ValueError(
+                f'impl="{impl}" takes whole forests: q has {q.shape[0]} rows, k and v {k.shape[0]}; '
+                f'impl="triton" and impl="reference" take queries that are the last rows'
+            )
+        tiles = tiles.last_rows(q.shape[0])
+        k, v = (_padded_in_front(x, len(tiles.subtree_end)) for x in (k, v))
     options = {"scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks}
     out, lse, unit = _run(impl, q, k, v, tiles, options, return_lse)
     out = out.transpose(0, 1).unsqueeze(0) if batched else out
     if not return_lse:
         return out
+    lse = lse[:, tiles.above :] if tiles.above else lse
     lse = lse if unit == 1.0 else lse * unit
     return out, lse.unsqueeze(0) if batched else lse
+
+
+def _padded_in_front(x: Tensor, rows: int) -> Tensor:
+    """(rows, H, D) that ends with x."""
+    return x if x.shape[0] == rows else torch.cat([x.new_zeros(rows - x.shape[0], *x.shape[1:]), x])
 
 
 def _run(
@@ -148,13 +165,13 @@ def _check(
     if batched and (q.shape[0] != 1 or k.shape[0] != 1 or v.shape[0] != 1):
         raise ValueError(f"a packed forest is one row, so the batch size must be 1: {shapes()}")
     length, head = (2, 1) if batched else (0, 1)
-    n, heads, kv_heads = q.shape[length], q.shape[head], k.shape[head]
+    n, heads, kv_heads = k.shape[length], q.shape[head], k.shape[head]
     if kv_heads == 0 or heads % kv_heads or v.shape[head] != kv_heads:
         raise ValueError(f"q heads must be a multiple of k heads, and k and v must have the same number: {shapes()}")
     if k.shape[-1] != q.shape[-1] or v.shape[-1] != q.shape[-1]:
         raise ValueError(f"q, k and v must have the same head size: {shapes()}")
-    if k.shape[length] != n or v.shape[length] != n:
-        raise ValueError(f"q, k and v must have the same length: {shapes()}")
+    if v.shape[length] != n or q.shape[length] > n:
+        raise ValueError(f"k and v must have the same length, and q that or a shorter one (the last rows): {shapes()}")
     if subtree_end.dim() != 1 or subtree_end.shape[0] != n:
         raise ValueError(
             f"subtree_end is {tuple(subtree_end.shape)} for {n} tokens: it was made for another packed tree"

@@ -18,6 +18,7 @@ class TreeTiles:
 
     Attributes:
         subtree_end: (N,) int32.
+        above: the queries are the rows from here on, a multiple of 128; 0: all rows.
         position_ids: (N,) depth of each token, or None: derived when a sliding window asks for it.
         tiles: {128: (rows, items), 64: (rows, items)}, the tile lists of `tiles.py`; a size that is not
             there is made when first needed.
@@ -46,6 +47,7 @@ class TreeTiles:
                         f"the tile lists of {block} hold {x.dtype} on {x.device}; they must be int32 on the device of "
                         f"subtree_end, {subtree_end.device}: move the tree as a whole with tree.to(device)"
                     )
+        self.above = 0
         self.row_checked = False
         self.layers = 0
         self.longest: int | None = None
@@ -54,6 +56,26 @@ class TreeTiles:
         self._lists: dict[tuple[int, int, bool], tuple[Tensor, Tensor]] = {}
         self._schedule: Tensor | None = None
         self._items: dict[tuple[int, int], Tensor] = {}
+        self._last_rows: dict[int, TreeTiles] = {}
+
+    def last_rows(self, queries: int) -> TreeTiles:
+        """The same forest for queries that are its last rows. Padding goes in front until they begin a tile, so it has
+        `above - (N - queries)` rows more."""
+        if queries in self._last_rows:
+            return self._last_rows[queries]
+        before = self.subtree_end.shape[0] - queries
+        padding = -before % max(LIST_SIZES)
+        # Kept with the tree: a pass under torch.inference_mode() must not leave tensors that training cannot save.
+        with torch.inference_mode(False):
+            rows = torch.arange(padding, dtype=torch.int32, device=self.subtree_end.device)
+            end, depth = torch.cat([rows, self.subtree_end + padding]), self.position_ids
+            depth = None if depth is None else torch.cat([torch.zeros_like(rows, dtype=depth.dtype), depth])
+        same = {} if padding else self.tiles | {key[0]: x for key, x in self._lists.items() if key[1:] == (0, False)}
+        made = TreeTiles(end, depth, same)
+        made.above, made.longest = before + padding, self.longest
+        if not torch.compiler.is_compiling():
+            self._last_rows[queries] = made
+        return made
 
     def depth(self) -> Tensor:
         """(N,) int32 depth of each token."""
@@ -71,7 +93,7 @@ class TreeTiles:
             from .operator import tile_lists
 
             depth = self.depth() if window else None
-            self._lists[key] = tile_lists(self.subtree_end, depth, block, window, transpose)
+            self._lists[key] = tile_lists(self.subtree_end, depth, block, window, transpose, self.above)
         return self._lists[key]
 
     def schedule(self) -> Tensor:
@@ -79,7 +101,7 @@ class TreeTiles:
         if self._schedule is None:
             from .operator import tile_schedule
 
-            self._schedule = tile_schedule(self.subtree_end, self.lists(128)[0])
+            self._schedule = tile_schedule(self.subtree_end, self.lists(128)[0], self.above)
         return self._schedule
 
     def dkv_items(self, heads: int, kv_heads: int) -> Tensor:
@@ -89,7 +111,7 @@ class TreeTiles:
             return self._items[heads, kv_heads]
         from .operator import backward_items
 
-        items: Tensor = backward_items(self.schedule(), heads, kv_heads)
+        items: Tensor = backward_items(self.schedule(), heads, kv_heads, self.above)
         if not torch.compiler.is_compiling():  # a checkpointed layer may not change what is outside of it
             self._items[heads, kv_heads] = items
         return items
@@ -115,7 +137,7 @@ class TreeTiles:
         return self.depth() if window else None, *forward, *backward, *queries, schedule, items
 
     def metadata_bytes(self) -> int:
-        """Bytes of everything held here that a plain forward and backward pass reads: `subtree_end` and the two
+        """Bytes of everything kept here that a plain forward and backward pass reads: `subtree_end` and the two
         lists."""
         tensors = [self.subtree_end, *(x for block in LIST_SIZES for x in self.lists(block))]
         return sum(x.numel() * x.element_size() for x in tensors)

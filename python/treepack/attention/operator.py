@@ -91,15 +91,19 @@ def forward_pass(
     items_window: Tensor | None, schedule: Tensor | None, dkv_items: Tensor | None,
     scale: float, window: int, softcap: float, kernels: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out (N, H, D), lse2 (H, N) float32) for q (N, H, D), k and v (N, H_kv, D) of any strides.
+    """(out, of the shape of q, lse2 (H, N) float32) for q (N - P, H, D), k and v (N, H_kv, D) of any strides.
 
+    The queries are the last rows; P, the rows before them, is a multiple of 128. lse2 is 0 there.
     `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the backward pass when
     a window is set; `schedule` and `dkv_items` are read by the Hopper kernels. `kernels`: of `rule`.
     """
-    n, heads, size = q.shape
-    out = _empty(q, n, heads, size)
+    queries, heads, size = q.shape
+    n = k.shape[0]
+    out = _empty(q, queries, heads, size)
     lse = _empty(q, heads, _row_width(n), dtype=torch.float32)[:, :n]
-    if n == 0:
+    if n > queries:
+        lse[:, : n - queries].zero_()
+    if queries == 0:
         return out, lse
     factor, cap = _scales(scale, softcap)
     with on(q):
@@ -121,9 +125,10 @@ tree_attention_forward = torch.library.custom_op("treepack::tree_attention", for
 
 
 @tree_attention_forward.register_fake
-def _(q, *inputs):
-    n, heads, size = q.shape
-    return q.new_empty(n, heads, size), q.new_empty(heads, (n + 3) // 4 * 4, dtype=torch.float32)[:, :n]
+def _(q, k, *inputs):
+    n, heads, size = k.shape[0], q.shape[1], q.shape[2]
+    out = q.new_empty(q.shape[0], heads, size)
+    return out, q.new_empty(heads, (n + 3) // 4 * 4, dtype=torch.float32)[:, :n]
 
 
 def backward_pass(
@@ -133,14 +138,14 @@ def backward_pass(
     items_window: Tensor | None, schedule: Tensor | None, dkv_items: Tensor | None,
     scale: float, window: int, softcap: float, kernels: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dq, dk, dv, delta): contiguous (N, H, D), (N, H_kv, D) twice, and the float32 (H, N) row sums that a gradient
-    of sinks needs."""
-    n, heads, _ = q.shape
-    kv_heads = k.shape[1]
+    """(dq, dk, dv, delta): contiguous, of the shapes of q, k and v, and the float32 (H, N) row sums that a gradient of
+    sinks needs."""
+    queries, heads, _ = q.shape
+    n, kv_heads, _ = k.shape
     dq, dk, dv = (_empty(x, *x.shape) for x in (q, k, v))
     delta = _empty(lse, heads, _row_width(n))[:, :n]
-    if n == 0:
-        return dq, dk, dv, delta
+    if queries == 0:
+        return dq, dk.zero_(), dv.zero_(), delta
     factor, cap = _scales(scale, softcap)
     if portable.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
         dout = dout.clone(memory_format=torch.contiguous_format)
@@ -161,7 +166,8 @@ def backward_pass(
             split = _split_heads(n, portable.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
         parts = [_empty(lse, n, heads, q.shape[-1]) for _ in range(2)] if split else [dk, dv]
         options = (factor, cap, window, softcap > 0, scale)
-        portable.delta(out, dout, dlse, delta)
+        above = n - queries
+        portable.delta(out, dout, None if dlse is None else dlse[:, above:].contiguous(), delta[:, above:])
         portable.dkv(
             q, k, v, dout, *parts, lse, delta, subtree_end, depth, rows_window if window else rows64,
             items_window if window else items64, *options, split)  # fmt: skip
@@ -203,9 +209,10 @@ def _backward(ctx, dout, dlse):
     if sinks is not None and ctx.needs_input_grad[3]:
         # A sink is a key of value 0: dS = P_sink * (0 - delta), at the rows that see anything.
         subtree_end = metadata[0]
-        real = torch.arange(subtree_end.shape[0], device=subtree_end.device) < subtree_end
-        p = torch.exp2(sinks.float()[:, None] / LN2 - lse)
-        dsinks = -torch.where(real, p * delta, 0.0).sum(1).to(sinks.dtype)
+        n, above = k.shape[0], k.shape[0] - q.shape[0]
+        p = torch.exp2(sinks.float()[:, None] / LN2 - lse[:, above:])
+        real = torch.arange(above, n, device=subtree_end.device) < subtree_end[above:]
+        dsinks = -torch.where(real, p * delta[:, above:], 0.0).sum(1).to(sinks.dtype)
     return (dq, dk, dv, dsinks, *nothing)
 
 
@@ -259,18 +266,19 @@ _nowhere = _Nowhere()
 
 @torch.library.custom_op("treepack::tile_lists", mutates_args=())
 def tile_lists(
-    subtree_end: Tensor, depth: Tensor | None, block: int, window: int, transpose: bool
+    subtree_end: Tensor, depth: Tensor | None, block: int, window: int, transpose: bool, above: int = 0
 ) -> tuple[Tensor, Tensor]:
     """`tiles.tile_lists` as one operator; window 0 = none."""
     from . import tiles
 
     # Kept with the tree: a pass under torch.inference_mode() must not leave tensors that training cannot save.
     with torch.inference_mode(False):
-        return tiles.tile_lists(subtree_end, block, depth=depth, window=window or None, transpose=transpose)
+        options = {"window": window or None, "transpose": transpose, "above": above}
+        return tiles.tile_lists(subtree_end, block, depth=depth, **options)
 
 
 @tile_lists.register_fake
-def _(subtree_end, depth, block, window, transpose):
+def _(subtree_end, depth, block, window, transpose, above=0):
     count = (subtree_end.shape[0] + block - 1) // block
     return subtree_end.new_empty(count, 4, dtype=torch.int32), subtree_end.new_empty(
         count * (count + 1) // 2 + 3, dtype=torch.int32
@@ -278,30 +286,30 @@ def _(subtree_end, depth, block, window, transpose):
 
 
 @torch.library.custom_op("treepack::tile_schedule", mutates_args=())
-def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
+def tile_schedule(subtree_end: Tensor, rows: Tensor, above: int = 0) -> Tensor:
     """`tiles.tile_schedule` as one operator."""
     from . import tiles
 
     with torch.inference_mode(False):
-        return tiles.tile_schedule(subtree_end, rows)
+        return tiles.tile_schedule(subtree_end, rows, above)
 
 
 @tile_schedule.register_fake
-def _(subtree_end, rows):
+def _(subtree_end, rows, above=0):
     return rows.new_empty(rows.shape[0], 4)
 
 
 @torch.library.custom_op("treepack::backward_items", mutates_args=())
-def backward_items(schedule: Tensor, heads: int, kv_heads: int) -> Tensor:
+def backward_items(schedule: Tensor, heads: int, kv_heads: int, above: int = 0) -> Tensor:
     """`tiles.backward_items` as one operator, for the device of the schedule."""
     from . import tiles
 
     with torch.inference_mode(False):
-        return tiles.backward_items(schedule, heads, kv_heads, _processors(schedule), split_heads_override)
+        return tiles.backward_items(schedule, heads, kv_heads, _processors(schedule), split_heads_override, above)
 
 
 @backward_items.register_fake
-def _(schedule, heads, kv_heads):
+def _(schedule, heads, kv_heads, above=0):
     from . import tiles
 
     count = schedule.shape[0]

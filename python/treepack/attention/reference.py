@@ -3,8 +3,8 @@
     q sees k  <=>  k <= q < subtree_end[k]                     (k is an ancestor of q, or q itself)
     q sees k  also needs  depth[q] - depth[k] < sliding_window  when a window is set
 
-Cost: O(N^2) memory and time per head. Axes: q = query, k = key, c = key/value head, g = query head within its group,
-d = head size.
+Queries may be the last rows alone. Cost: O(N^2) memory and time per head. Axes: q = query, k = key, c = key/value head,
+g = query head within its group, d = head size.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def tree_attention(
     """Attention of a packed forest; differentiable in q, k, v and sinks.
 
     Args:
-        q: (N, H, D) or (1, H, N, D), any float dtype, any device, any strides.
-        k, v: the same with H_kv heads; H must be a multiple of H_kv.
+        q: (n, H, D) or (1, H, n, D), any float dtype, any device, any strides: the last n <= N rows.
+        k, v: (N, H_kv, D) or (1, H_kv, N, D); H must be a multiple of H_kv.
         subtree_end: (N,) int32 or int64, one past the last descendant; `subtree_end[i] == i` marks padding.
         position_ids: (N,) depth of each token, read only with `sliding_window`; derived from `subtree_end` where
             absent.
@@ -67,8 +67,8 @@ def tree_attention(
         sliding_window: a query sees keys fewer than this many tokens above it, itself included.
         softcap: scores become `softcap * tanh(score / softcap)`.
         sinks: (H,), one extra logit per query head that takes probability and gives nothing.
-        return_lse: also return the log of the softmax denominator (sinks included), natural log, (H, N) or (1, H,
-            N), float32 or wider; 0 at padding.
+        return_lse: also return the log of the softmax denominator (sinks included), natural log, (H, n) or (1, H,
+            n), float32 or wider; 0 at padding.
         upcast: compute float16 and bfloat16 in float32. False is eager attention in the inputs' own dtype, for
             tolerance rules.
 
@@ -87,7 +87,8 @@ def tree_attention(
     kv_heads = k.shape[1]
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads, k has {kv_heads}; the first must be a multiple of the second")
-    if k.shape[0] != n or v.shape[:2] != k.shape[:2] or subtree_end.shape != (n,):
+    keys = k.shape[0]
+    if keys < n or v.shape[:2] != k.shape[:2] or subtree_end.shape != (keys,):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("k", k), ("v", v), ("subtree_end", subtree_end)))
         raise ValueError(f"q has {n} tokens, but {shapes} do not fit it")
     dtype = q.dtype
@@ -96,17 +97,19 @@ def tree_attention(
     scale = 1.0 / math.sqrt(size) if scale is None else scale
 
     group = heads // kv_heads
-    scores = torch.einsum("qcgd,kcd->cgqk", q.reshape(n, kv_heads, group, size), k).reshape(heads, n, n) * scale
+    scores = torch.einsum("qcgd,kcd->cgqk", q.reshape(n, kv_heads, group, size), k).reshape(heads, n, keys) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    mask = tree_mask(subtree_end, position_ids, sliding_window)
+    mask = tree_mask(subtree_end, position_ids, sliding_window)[keys - n :]
     # A finite fill: a row without keys must not turn into NaN (-inf - -inf), in either direction.
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     lse = torch.logsumexp(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
     p = torch.exp(scores - lse[..., None]).masked_fill(~mask, 0.0).to(v.dtype)
-    out = torch.einsum("cgqk,kcd->qcgd", p.reshape(kv_heads, group, n, n), v).reshape(n, heads, v.shape[-1]).to(dtype)
+    out = (
+        torch.einsum("cgqk,kcd->qcgd", p.reshape(kv_heads, group, n, keys), v).reshape(n, heads, v.shape[-1]).to(dtype)
+    )
     lse = lse.masked_fill(~mask.any(dim=-1), 0.0)
     if batched:
         out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)

@@ -23,6 +23,7 @@ import torch
 import triton
 from torch import Tensor
 
+from .._pages import page
 from . import operator, reference, rule, tiles, tolerance
 from .triton.common import COLUMNS, POINTERS, ROWS, matrix_view
 
@@ -129,7 +130,7 @@ def _message(verdict: Verdict) -> str:
         f"{verdict.head_size}, {', '.join(verdict.features)}: {verdict.wrong}. This is {verdict.device}, torch "
         f"{torch.__version__}, Triton {triton.__version__}, CUDA {torch.version.cuda}, Python "
         f'{platform.python_version()}. {other}impl="flex" and impl="reference" do without them; tested versions are '
-        "in docs/kernel.md. TREEPACK_SELF_CHECK=0 leaves this check out"
+        f"in {page('kernel', 'versions-of-triton')}. TREEPACK_SELF_CHECK=0 leaves this check out"
     )
 
 

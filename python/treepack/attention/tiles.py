@@ -92,7 +92,13 @@ def items_capacity(tiles: int) -> int:
 
 
 def tile_lists(
-    subtree_end: Tensor, block: int, *, depth: Tensor | None = None, window: int | None = None, transpose: bool = False
+    subtree_end: Tensor,
+    block: int,
+    *,
+    depth: Tensor | None = None,
+    window: int | None = None,
+    transpose: bool = False,
+    above: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """`(rows, items)` for tiles of `block` x `block`, on the device of `subtree_end`, without waiting for it.
 
@@ -101,6 +107,7 @@ def tile_lists(
         block: tile size.
         depth, window: (N,) depth of each token and the sliding window; both or neither.
         transpose: list the query tiles of each key tile instead of the key tiles of each query tile.
+        above: the queries are the rows from here on, a multiple of `block`.
     """
     tiles = -(-subtree_end.shape[0] // block)
     device = subtree_end.device
@@ -118,16 +125,20 @@ def tile_lists(
         visible, full = _relation(
             subtree_end, depth, window, block, block, *((every, some) if transpose else (some, every))
         )
+        if above:
+            queries = index[every if transpose else some, None] >= above // block
+            visible, full = visible & queries, full & queries
         if transpose:
             visible, full = visible.T, full.T
         counts.append(_write_rows(visible, full, starts[some], index, items, capacity))
     return torch.cat([starts[:, None], torch.cat(counts)], dim=1).to(torch.int32), items
 
 
-def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
+def tile_schedule(subtree_end: Tensor, rows: Tensor, above: int = 0) -> Tensor:
     """(tiles, 4) int32 from the lists of 128: the order in which the Hopper kernels take tiles, and key tiles' ranges.
 
-        [i, 0]  the query tile with the i-th longest list
+        [i, 0]  the query tile with the i-th longest list; the queries are the rows from `above` on, tiles before them
+                come last
         [i, 1]  the key tile with the i-th longest range of queries
         [n, 2]  largest subtree end in key tile n, padding left out
         [n, 3]  smallest subtree end in key tile n, padding included
@@ -139,8 +150,9 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor) -> Tensor:
     largest = _per_tile(torch.where(subtree_end > index, subtree_end, 0), block, 0, True)
     smallest = _per_tile(subtree_end, block, n, False)
     first = torch.arange(rows.shape[0], device=rows.device, dtype=torch.int32) * block
-    queries = torch.argsort(rows[:, 2] + rows[:, 3], descending=True, stable=True)
-    keys = torch.argsort(largest - first, descending=True, stable=True)
+    lengths = torch.where(first < above, -1, rows[:, 2] + rows[:, 3])
+    queries = torch.argsort(lengths, descending=True, stable=True)
+    keys = torch.argsort(largest - first.clamp(min=above), descending=True, stable=True)
     return torch.stack([queries.to(torch.int32), keys.to(torch.int32), largest, smallest], dim=1)
 
 
@@ -153,7 +165,9 @@ def most_split(tiles: int, heads: int, kv_heads: int, processors: int, split: bo
     return tiles if split else cast(int, torch.sym_min(tiles, 10 * processors // (11 * kv_heads)))
 
 
-def backward_items(schedule: Tensor, heads: int, kv_heads: int, processors: int, split: bool | None = None) -> Tensor:
+def backward_items(
+    schedule: Tensor, heads: int, kv_heads: int, processors: int, split: bool | None = None, above: int = 0
+) -> Tensor:
     """What each program of the Hopper dK/dV computes, (1 + items,) int32: the longest item first, so that no processor
     is left with one at the end.
 
@@ -168,6 +182,7 @@ def backward_items(schedule: Tensor, heads: int, kv_heads: int, processors: int,
         heads, kv_heads: of the layer.
         processors: multiprocessors of the device.
         split: True: split every tile; False: none; None: by the rule above.
+        above: the queries are the rows from here on.
     """
     tiles, group = schedule.shape[0], heads // kv_heads
     if group == 1:
@@ -175,7 +190,8 @@ def backward_items(schedule: Tensor, heads: int, kv_heads: int, processors: int,
     index = torch.arange(tiles, device=schedule.device)
     by_length = schedule[:, 1].long()
     # Query tiles of 64 that see a key tile, in the order of the schedule: longest first.
-    steps = (schedule[:, 2][by_length] - (LIST_SIZES[0] * by_length - 63)).clamp(min=63) // 64
+    first = (LIST_SIZES[0] * by_length).clamp(min=above)
+    steps = (schedule[:, 2][by_length] - first + 63).clamp(min=63) // 64
     if split is None:
         long = steps * (10 * processors) > 11 * kv_heads * steps.sum()
     else:

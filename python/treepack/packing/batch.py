@@ -11,7 +11,7 @@ from ..inputs import column_checks
 from ..inputs.columns import Inputs
 from ..inputs.reader import Readers
 from ..tree.packed import Packed
-from .options import PackOptions
+from .options import BatchOptions
 
 _readers = Readers()
 
@@ -29,6 +29,8 @@ def pack(
     overlong: Literal["raise", "skip"] = "raise",
     pad_to_multiple_of: SupportsIndex | None = None,
     ranks: SupportsIndex = 1,
+    cut: bool = False,
+    max_ancestors: SupportsIndex | None = None,
     per_token: Sequence[str] = (),
     per_sample: Sequence[str] = (),
 ) -> Packed:
@@ -48,6 +50,7 @@ def pack(
             - a padded batch: `input_ids` (B, S), `attention_mask` (B, S), the columns (B, S, ...) per token or (B,) per
               sample, `sampling_mask_counts` (B, S) with `sampling_mask` flat.
             - a flat batch: `input_ids` (R,), `cu_seqlens` (n + 1,), the columns (R, ...) or (n,).
+            - a batch of nested tensors: `input_ids` (B, tokens), the columns nested alike per token or (B,) per sample.
         max_tokens: most positions of a tree, padding included. The length of a sample is bounded by it alone.
         max_terms: most loss terms of a tree.
         max_kept: most kept ids of a tree.
@@ -61,6 +64,11 @@ def pack(
         pad_to_multiple_of: pad each tree to a multiple of this.
         ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are
             enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
+        cut: one tree of all samples (of each rank), cut into ranges of at most `max_tokens` rows (`tree.ranges`), which
+            `RangeRunner` runs one by one: no token is there twice, and a sample may be longer than `max_tokens`. See
+            docs/ranges.md.
+        max_ancestors: with `cut`, most ancestors of a range, whose keys and values attention reads with it; None: as
+            many as there are.
         per_token, per_sample: names of further columns of a flat batch, where a shape cannot tell them apart.
 
     Floats from Python become float32, NumPy and torch columns keep their dtype.
@@ -75,9 +83,9 @@ def pack(
     (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
     """
     start = perf_counter()
-    options = PackOptions.of(locals())
+    options = BatchOptions.of(locals())
     keywords = options.for_rust()
-    reader = _readers.of(samples)
+    reader = _readers.get_reader(samples)
     borrowed = reader.borrow(samples, lambda ready, formats: _core.pack_ready(ready, formats, keywords))
     if borrowed is not None:
         return Packed(*borrowed, options, start, per_token, per_sample)

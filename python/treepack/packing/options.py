@@ -6,7 +6,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from .._core import PackError
 
@@ -16,9 +17,12 @@ Overlong = Literal["raise", "skip"]
 #: "stream" is for offline packing alone: sample by sample, as `Packer` does.
 Placement = Literal["shared", "first_fit", "stream"]
 
+#: Larger than any tree.
+_NO_BUDGET = 2**31 - 1
+
 Made = TypeVar("Made", bound="PackOptions")
 
-__all__ = ["Branching", "Order", "Overlong", "PackOptions", "Placement"]
+__all__ = ["BatchOptions", "Branching", "Order", "Overlong", "PackOptions", "Placement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +64,15 @@ class PackOptions:
 
     @classmethod
     def of(cls: type[Made], arguments: Mapping[str, Any]) -> Made:
-        """The options among the arguments of a call, `locals()` say; whatever else is there is passed over."""
-        names = (each.name for each in fields(cls) if each.init)
-        return cls(**{name: arguments[name] for name in names if name in arguments})
+        """The options among the arguments of a call, `locals()` say; whatever else is there is passed over. Checked
+        once: a call that is made again with the same values gets the same object."""
+        kind: Any = cls
+        names = tuple(filter(arguments.__contains__, _names(kind)))
+        values = map(arguments.__getitem__, names)
+        try:
+            return cast(Made, _checked(kind, names, *values))
+        except TypeError:  # a value that cannot be hashed, or one of a wrong type
+            return cls(**{name: arguments[name] for name in names})
 
     def pack_keywords(self) -> dict[str, Any]:
         """The options by name, as `treepack.pack` takes them."""
@@ -82,6 +92,54 @@ class PackOptions:
             "pad_to_multiple_of": self.pad_to_multiple_of or 1,
             "ranks": self.ranks,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(PackOptions):
+    """The options of `treepack.pack`: those of every way to pack, and how the trees of a batch are cut into ranges."""
+
+    cut: bool = False
+    max_ancestors: int | None = None
+
+    NUMBERS_OR_NONE: ClassVar = (*PackOptions.NUMBERS_OR_NONE, "max_ancestors")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.cut, bool):
+            raise TypeError(f"cut is {self.cut!r}; True or False is needed")
+        if not self.cut:
+            if self.max_ancestors is not None:
+                raise PackError(f"max_ancestors is {self.max_ancestors}; it is for ranges: allowed with cut=True")
+            return
+        for name in ("max_terms", "max_kept", "pad_to_multiple_of"):
+            if getattr(self, name) is not None:
+                raise PackError(
+                    f"{name} is {getattr(self, name)}; with cut=True a tree holds all samples and max_tokens bounds "
+                    f"the rows of a range: leave {name} out"
+                )
+        if self.overlong == "skip" and self.max_ancestors is not None:
+            raise PackError(
+                "overlong is 'skip'; with cut=True no sample is skipped, and one that max_ancestors does not allow is "
+                "an error: leave one of the two out"
+            )
+
+    def pack_keywords(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(BatchOptions)}
+
+    def for_rust(self) -> dict[str, Any]:
+        return {**super().for_rust(), "max_tokens": _NO_BUDGET} if self.cut else super().for_rust()
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind) if each.init)
+
+
+# By type as well: True is no number of tokens, though it equals 1.
+@lru_cache(maxsize=64, typed=True)
+def _checked(kind: Any, names: tuple[str, ...], *values: Any) -> PackOptions:
+    options: PackOptions = kind(**dict(zip(names, values, strict=True)))
+    return options
 
 
 def _number(name: str, value: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeVar
 
-from ..errors import OF_TOKEN, PackError
+from ..errors import OF_TOKEN, PackError, listed
 
 Array = TypeVar("Array")
 
@@ -36,7 +36,7 @@ class Arrays(Mapping[str, Array]):
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
-        return f"arrays({', '.join(self)})"
+        return f"arrays({listed(self)})"
 
 
 class Columns(Mapping[str, Array]):
@@ -80,4 +80,4 @@ class Columns(Mapping[str, Array]):
         return len(list(iter(self)))
 
     def __repr__(self) -> str:
-        return f"{self._kind}({', '.join(self)})"
+        return f"{self._kind}({listed(self)})"

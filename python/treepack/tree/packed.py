@@ -12,6 +12,8 @@ import numpy as np
 
 from .._core import PackError
 from .device import spread
+from .notebook import html_of
+from .ranges import cut
 from .tree import HostTree, PackedTree
 
 if TYPE_CHECKING:
@@ -96,6 +98,9 @@ class Packed(TreeSequence):
         self._core = core
         self._formats = formats
         self._trees: list[HostTree | None] = [None] * len(core)
+        if getattr(options, "cut", False):
+            for tree in self:
+                cut(tree, options.max_tokens, options.max_ancestors)
         self._total_milliseconds = (perf_counter() - started) * 1e3
 
     @property
@@ -170,10 +175,10 @@ class Packed(TreeSequence):
         if hasattr(values, "ndim") or not isinstance(values, Iterable):
             kind = type(values).__name__
             raise TypeError(f"values is a {kind}; a list is needed, with the values of each of {len(self)} trees")
-        held = list(values)
-        if len(held) != len(self):
-            raise PackError(f"values are of {len(held)} trees; there are {len(self)}, and each of them has values")
-        for number, (tree, one) in enumerate(zip(self, held, strict=True)):
+        listed = list(values)
+        if len(listed) != len(self):
+            raise PackError(f"values are of {len(listed)} trees; there are {len(self)}, and each of them has values")
+        for number, (tree, one) in enumerate(zip(self, listed, strict=True)):
             shape = tuple(getattr(one, "shape", ()))
             if not shape or shape[0] != getattr(tree, rows):
                 has = f"shape {shape}" if hasattr(one, "shape") else f"type {type(one).__name__}"
@@ -203,6 +208,9 @@ class Packed(TreeSequence):
             "skipped": self.skipped,
             "stats": self.stats,
         }
+
+    def _repr_html_(self) -> str:
+        return html_of(self, self.stats, self.ranks)
 
     def __repr__(self) -> str:
         s = self.stats

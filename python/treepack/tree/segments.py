@@ -37,12 +37,19 @@ def path_index(cu_segments: Index, segment_parent: Index, last_segment: Index) -
     return out
 
 
+def sample_lengths(tree: Any) -> npt.NDArray[np.int64]:
+    """(n,): tokens of each sample of a tree on the host; its last token has the largest depth."""
+    last = tree.cu_segments[tree.sample_last_segment + 1] - 1
+    return np.asarray(tree.position_ids[last] + 1, np.int64)
+
+
 def term_tokens(tree: Any) -> list[tuple[Index, int]]:
     """For each sample of a tree on the host the tokens that its terms are of, and the number of its tokens."""
     of_terms = tree.position_ids[tree.row_position[tree.term_row]] + 1  # a term is scored at the token before
-    lengths = tree.position_ids[tree.cu_segments[tree.sample_last_segment + 1] - 1] + 1
     cuts = pairwise(tree.cu_terms.tolist())
-    return [(of_terms[start:end], tokens) for (start, end), tokens in zip(cuts, lengths.tolist(), strict=True)]
+    return [
+        (of_terms[start:end], tokens) for (start, end), tokens in zip(cuts, sample_lengths(tree).tolist(), strict=True)
+    ]
 
 
 def attention_mask(subtree_end: Index) -> npt.NDArray[np.bool_]:

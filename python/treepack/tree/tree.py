@@ -15,6 +15,7 @@ from .._core import ALIGN, ARRAYS, TILE_SIZES, PackError
 from . import segments
 from .columns import Arrays, Columns
 from .device import copied, load_torch, spread, to_stay, torch_dtype
+from .ranges import InRanges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ _DTYPES = {name: np.dtype(dtype) for name, dtype, *_ in ARRAYS} | {
 }
 
 
-class PackedTree(Generic[Array]):
+class PackedTree(InRanges, Generic[Array]):
     """One packed tree: a forest of prefix trees in one row of a model.
 
     N positions (padding included), S segments, n samples, R rows, M loss terms, T kept ids. Arrays are NumPy views of
@@ -57,6 +58,7 @@ class PackedTree(Generic[Array]):
         self._formats = formats
         self._disagreements = disagreements
         self._views: dict[str, Any] = {}
+        self._cuts: Any = None
         self._origin: HostTree | None = None  # of a tree on a device: the one on the host that it came from
         self.derived: dict[str, Any] = {}
         """What others made of this tree and keep with it (attention: its metadata); neither moved nor pickled."""
@@ -290,12 +292,12 @@ class PackedTree(Generic[Array]):
                 }
             else:
                 host = self.numpy()
-                lists = {size: self._make_tiles(host, size) for size in TILE_SIZES}
+                lists = {size: self._make_tile_lists(host, size) for size in TILE_SIZES}
             self._views["tiles"] = {size: (rows.reshape(-1, 4), items) for size, (rows, items) in lists.items()}
-        tiles: dict[int, tuple[Array, Array]] = self._views["tiles"]
-        return tiles
+        by_size: dict[int, tuple[Array, Array]] = self._views["tiles"]
+        return by_size
 
-    def _make_tiles(self, host: HostTree, size: int) -> tuple[Array, Array]:
+    def _make_tile_lists(self, host: HostTree, size: int) -> tuple[Array, Array]:
         rows, items = _core.tile_lists(host.cu_segments, host.subtree_end, size)
         return self._like_buffer(rows), self._like_buffer(items)
 
@@ -306,6 +308,7 @@ class PackedTree(Generic[Array]):
             return cast("HostTree", tree)
         if self._origin is None:
             self._origin = PackedTree(tree.buffer.cpu().numpy(), self._fields, self._formats, self._disagreements)
+            self._origin._cuts = self._cuts
         return self._origin
 
     def to(self, device: Any, *, pin_memory: bool | None = None, non_blocking: bool = True) -> PackedTree[Tensor]:
@@ -329,7 +332,7 @@ class PackedTree(Generic[Array]):
             with to_stay():
                 buffer = buffer.to(device)
         moved: PackedTree[Any] = PackedTree(buffer, fields, self._formats, self._disagreements)
-        moved._origin = origin
+        moved._origin, moved._cuts = origin, self._cuts
         return moved
 
     # --- inside ---
@@ -375,14 +378,8 @@ class PackedTree(Generic[Array]):
         return values
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "_views": {},
-            "_origin": None,
-            "derived": {},
-            "_fields": dict(self._fields),
-            "_formats": dict(self._formats),
-        }
+        made: dict[str, Any] = {"_views": {}, "_origin": None, "derived": {}}
+        return {**vars(self), **made, "_fields": dict(self._fields), "_formats": dict(self._formats)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

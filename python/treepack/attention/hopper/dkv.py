@@ -37,7 +37,7 @@ from .names import copy_to_global, copy_to_shared
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse,
-    delta, N, n0, first, stop, hk, head, HEADS,
+    delta, N, ABOVE, n0, first, stop, hk, head, HEADS,
     BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
     K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -52,10 +52,10 @@ def _produce(
             s = c % q_ring.stages
             q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
             mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
-            copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM, N, D, Q_ROWS)
+            copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, Q_ROWS)
             copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
             mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
-            copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM, N, D, DO_ROWS)
+            copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, DO_ROWS)
             copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
             c += 1
 
@@ -139,16 +139,17 @@ def _consume(
 
 
 @gluon.jit(
-    do_not_specialize=["N", "H", "G"],
+    do_not_specialize=["N", "ABOVE", "H", "G"],
     do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "END", "SCHEDULE", "ITEMS"],
 )
 def dkv_kernel(
     q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, DK_PARTS, DV_PARTS, lse_desc, delta_desc, END, SCHEDULE, ITEMS,
-    scale, grad_scale, N, H, G,
+    scale, grad_scale, N, ABOVE, H, G,
     D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
 ):  # fmt: skip
-    """ITEMS: `tiles.backward_items`. The parts are (split tiles, H, 128, D) float32."""
+    """ITEMS: `tiles.backward_items`. The parts are (split tiles, H, 128, D) float32. The queries are the rows from
+    ABOVE on, a multiple of 128."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     item = gl.load(ITEMS + 1 + gl.program_id(0))
@@ -162,7 +163,7 @@ def dkv_kernel(
         heads = gl.where(item < 0, 1, G)
         hk = head // G
         n0 = tile * 128
-        first = n0 // BM
+        first = gl.maximum(n0, ABOVE) // BM
         stop = gl.maximum((gl.load(SCHEDULE + 4 * tile + 2) + BM - 1) // BM, first)
         full_start = gl.minimum(first + 128 // BM, stop)
         full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
@@ -181,8 +182,8 @@ def dkv_kernel(
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
                             lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D)),
                 (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers,
-                            q_ring, dout_ring, lse, delta, N, n0, first, stop, hk, head, heads, BM, D, BYTES, Q_ROWS,
-                            K_ROWS, V_ROWS, DO_ROWS)),
+                            q_ring, dout_ring, lse, delta, N, ABOVE, n0, first, stop, hk, head, heads, BM, D, BYTES,
+                            Q_ROWS, K_ROWS, V_ROWS, DO_ROWS)),
             ],
             [4, 1],
             [240, 24],

@@ -42,17 +42,17 @@ from .names import copy_to_global
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring,
-    ends, N, tile, h, G,
+    ends, N, ABOVE, tile, h, G,
     BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
 ):  # fmt: skip
     full = q_ring.filled(0)
     mbarrier.expect(full, 3 * 2 * 64 * D * BYTES)
     for half in gl.static_range(2):
-        row = tile * 128 + half * 64
-        copy_rows(dout_desc, full, dout.index(half), h, row, N, D, DO_ROWS)
-        copy_rows(out_desc, full, out.index(half), h, row, N, D, False)
-        copy_rows(q_desc, full, q_ring.buffers.index(half), h, row, N, D, Q_ROWS)
+        row = tile * 128 - ABOVE + half * 64
+        copy_rows(dout_desc, full, dout.index(half), h, row, N - ABOVE, D, DO_ROWS)
+        copy_rows(out_desc, full, out.index(half), h, row, N - ABOVE, D, False)
+        copy_rows(q_desc, full, q_ring.buffers.index(half), h, row, N - ABOVE, D, Q_ROWS)
     run, last, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
     hk = h // G
     n = tile
@@ -99,7 +99,7 @@ def _step(
 @gluon.jit
 def _consume(
     dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, douts, outs, k_ring, v_ring, ends, scale,
-    grad_scale, row_h, N, tile, h,
+    grad_scale, row_h, N, ABOVE, tile, h,
     HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HAS_DLSE: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -124,21 +124,22 @@ def _consume(
         dq = _step(i, dq, q, douts, lse, delta, k_ring, v_ring, ends, rows_m, m0, scale, HALF, False, False, BN, LS, LO)
     q.store((dq * grad_scale).to(q.dtype))
     fence_async_shared()
-    copy_to_global(dq_desc, [m0 + HALF * 64, h * D], q)
+    copy_to_global(dq_desc, [m0 - ABOVE + HALF * 64, h * D], q)
     tma.store_wait(0)
 
 
 @gluon.jit(
-    do_not_specialize=["row_h", "N", "n_tiles", "G", "SECTION"],
+    do_not_specialize=["row_h", "N", "ABOVE", "n_tiles", "G", "SECTION"],
     do_not_specialize_on_alignment=["LSE", "DELTA", "DLSE", "LIST_ROWS", "LIST_ITEMS", "SCHEDULE"],
 )
 def dq_kernel(
     q_desc, k_desc, v_desc, dout_desc, out_desc, dq_desc, ends_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, SCHEDULE,
-    scale, grad_scale, row_h, N, n_tiles, G, SECTION,
+    scale, grad_scale, row_h, N, ABOVE, n_tiles, G, SECTION,
     D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, HAS_DLSE: gl.constexpr,
 ):  # fmt: skip
-    """SECTION heads side by side walk the query tiles, the one with the longest list first."""
+    """SECTION heads side by side walk the tiles of the queries, which are the rows from ABOVE on (a multiple of 128):
+    the one with the longest list first."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     tile, h = query_item(gl.program_id(0), SCHEDULE, n_tiles, SECTION)
@@ -151,11 +152,12 @@ def dq_kernel(
     gl.warp_specialize(
         [
             (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
-                        scale, grad_scale, row_h, N, tile, h, 0, BN, D, HAS_DLSE)),
+                        scale, grad_scale, row_h, N, ABOVE, tile, h, 0, BN, D, HAS_DLSE)),
             (_consume, (dq_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring, ends,
-                        scale, grad_scale, row_h, N, tile, h, 1, BN, D, HAS_DLSE)),
+                        scale, grad_scale, row_h, N, ABOVE, tile, h, 1, BN, D, HAS_DLSE)),
             (_produce, (q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout,
-                        out, k_ring, v_ring, ends, N, tile, h, G, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS)),
+                        out, k_ring, v_ring, ends, N, ABOVE, tile, h, G, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS,
+                        DO_ROWS)),
         ],
         [4, 1],
         [240, 24],

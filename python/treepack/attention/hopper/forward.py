@@ -49,7 +49,7 @@ from .names import copy_to_global, copy_to_shared, thread_barrier
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, ends_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header, q_ring, k_ring, v_ring, ends,
-    N, n_tiles, n_items, G, SECTION,
+    N, ABOVE, n_tiles, n_items, G, SECTION,
     BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -76,8 +76,9 @@ def _produce(
         header.store(words)
         thread_barrier()  # all lanes have written before one of them reports it, with Q
         mbarrier.expect(q_ring.filled(r), 2 * 64 * D * BYTES)
-        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, tile * 128, N, D, Q_ROWS)
-        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, tile * 128 + 64, N, D, Q_ROWS)
+        row = tile * 128 - ABOVE
+        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, row, N - ABOVE, D, Q_ROWS)
+        copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, row + 64, N - ABOVE, D, Q_ROWS)
 
         for i in range(1, total):
             before = n
@@ -150,7 +151,7 @@ def _read(header):
 
 @gluon.jit
 def _consume(
-    out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
+    out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N, ABOVE,
     HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -214,7 +215,7 @@ def _consume(
         real_o = rows_o < gl.load(END + rows_o, mask=rows_o < N, other=0)
         out.store(gl.where(gl.expand_dims(real_o, 1), o * factor, 0.0).to(DTYPE))
         fence_async_shared()
-        copy_to_global(out_desc, [m0 + HALF * 64, h * D], out)
+        copy_to_global(out_desc, [m0 - ABOVE + HALF * 64, h * D], out)
 
         r += 1
         q_ring.wait(r)
@@ -225,17 +226,17 @@ def _consume(
 
 
 @gluon.jit(
-    do_not_specialize=["row_h", "N", "n_tiles", "n_items", "G", "SECTION"],
+    do_not_specialize=["row_h", "N", "ABOVE", "n_tiles", "n_items", "G", "SECTION"],
     do_not_specialize_on_alignment=["LSE", "END", "SINKS", "LIST_ROWS", "LIST_ITEMS", "SCHEDULE", "QUEUE"],
 )
 def forward_kernel(
     q_desc, k_desc, v_desc, out_desc, ends_desc, LSE, END, SINKS, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE,
-    scale, row_h, N, n_tiles, n_items, G, SECTION,
+    scale, row_h, N, ABOVE, n_tiles, n_items, G, SECTION,
     D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
-    """One program per multiprocessor. `scale` gives base-2 logits; SCHEDULE[4 i] is the query tile with the i-th
-    longest list; QUEUE is one int32, 0 at the start."""
+    """One program per multiprocessor. `scale` gives base-2 logits; the queries are the rows from ABOVE on, a multiple
+    of 128; SCHEDULE[4 i] is their tile with the i-th longest list; QUEUE is one int32, 0 at the start."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     header = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -247,11 +248,12 @@ def forward_kernel(
     gl.warp_specialize(
         [
             (_consume, (out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
-                        0, BN, D, DTYPE, HAS_SINKS)),
+                        ABOVE, 0, BN, D, DTYPE, HAS_SINKS)),
             (_consume, (out_desc, LSE, END, SINKS, header, q_ring, k_ring, v_ring, ends, out_buffers, scale, row_h, N,
-                        1, BN, D, DTYPE, HAS_SINKS)),
+                        ABOVE, 1, BN, D, DTYPE, HAS_SINKS)),
             (_produce, (q_desc, k_desc, v_desc, ends_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header, q_ring,
-                        k_ring, v_ring, ends, N, n_tiles, n_items, G, SECTION, BN, D, BYTES, Q_ROWS, K_ROWS, V_ROWS)),
+                        k_ring, v_ring, ends, N, ABOVE, n_tiles, n_items, G, SECTION, BN, D, BYTES, Q_ROWS, K_ROWS,
+                        V_ROWS)),
         ],
         [4, 1],
         [232, 40],

@@ -119,11 +119,13 @@ def forward(
     sources: list[View], out: Tensor, lse: Tensor, sinks: Tensor | None, subtree_end: Tensor, list_rows: Tensor,
     list_items: Tensor, schedule: Tensor, scale: float, processors: int,
 ) -> None:  # fmt: skip
-    """Fills out (N, H, D) and lse (H, N) from q, k and v; `scale` gives base-2 logits."""
+    """Fills out, as q, and lse (H, N) from q (the last rows of N), k and v (N, H_kv, D); `scale` gives base-2
+    logits."""
     q, k, v = sources
-    n, heads, size = out.shape
-    group = heads // k.tensor.shape[1]
-    tiles = -(-n // 128)
+    n, kv_heads, size = k.tensor.shape
+    heads, above = out.shape[1], n - out.shape[0]
+    group = heads // kv_heads
+    tiles = -(-out.shape[0] // 128)
     # Two groups of heads side by side fill the chip more evenly where both find their K and V in the cache.
     pairs = heads % (2 * group) == 0 and 2 * 2 * n * size * out.element_size() <= SECTION_BYTES
     queue = torch.zeros(1, dtype=torch.int32, device=out.device)
@@ -131,7 +133,7 @@ def forward(
         min(processors, tiles * heads), out,
         [q.tiles(64), k.tiles(table.KEYS), v.tiles(table.KEYS), _target(out), _ends(subtree_end, n), lse, subtree_end,
          subtree_end if sinks is None else sinks.float().contiguous(), list_rows, list_items, schedule, queue,
-         scale, lse.stride(0), n, tiles, tiles * heads, group, (2 if pairs else 1) * group],
+         scale, lse.stride(0), n, above, tiles, tiles * heads, group, (2 if pairs else 1) * group],
         {"D": size, "BN": table.KEYS, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None},
     )  # fmt: skip
 
@@ -140,16 +142,17 @@ def dq(
     sources: list[View], out: Tensor, dq: Tensor, lse: Tensor, delta: Tensor, dlse: Tensor | None, subtree_end: Tensor,
     list_rows: Tensor, list_items: Tensor, schedule: Tensor, scale: float, grad_scale: float,
 ) -> None:  # fmt: skip
-    """Fills dq (N, H, D) and delta (H, N) from q, k, v and dout."""
+    """Fills dq, as q, and delta (H, N) from q, k, v and dout."""
     q, k, v, dout = sources
-    n, heads, size = out.shape
-    group = heads // k.tensor.shape[1]
-    tiles = -(-n // 128)
+    n, kv_heads, size = k.tensor.shape
+    heads, above = out.shape[1], n - out.shape[0]
+    group = heads // kv_heads
+    tiles = -(-out.shape[0] // 128)
     dq_launch.launch(
         tiles * heads, out,
         [q.tiles(64), k.tiles(table.KEYS), v.tiles(table.KEYS), dout.tiles(64), _target(out), _target(dq),
          _ends(subtree_end, n), lse, delta, lse if dlse is None else dlse, list_rows, list_items, schedule,
-         scale, grad_scale, lse.stride(0), n, tiles, group, group],
+         scale, grad_scale, lse.stride(0), n, above, tiles, group, group],
         {"D": size, "BN": table.KEYS, "STAGES": table.STAGES, **_layouts(sources), "HAS_DLSE": dlse is not None},
     )  # fmt: skip
 
@@ -165,14 +168,14 @@ def dkv(
 ) -> None:  # fmt: skip
     """Fills dk and dv (N, H_kv, D); `parts`: two times (split tiles, H, 128, D) float32 for the query heads alone."""
     q, k, v, dout = sources
-    n, heads, size = q.tensor.shape
-    kv_heads = dk.shape[1]
+    n, kv_heads, size = dk.shape
+    heads, above = q.tensor.shape[1], n - q.tensor.shape[0]
     group = heads // kv_heads
     dkv_launch.launch(
         len(items) - 1, q.tensor,
         [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk), _target(dv), *parts,
          *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
-         scale, grad_scale, n, heads, group],
+         scale, grad_scale, n, above, heads, group],
         {"D": size, "BM": table.QUERIES, "STAGES": table.QUERY_STAGES, **_layouts(sources)},
     )  # fmt: skip
     slots = parts[0].shape[0]

@@ -65,24 +65,24 @@ def _dq_step(
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["N", "H", "G", "SECTION", "window", "row_h"])
+@triton.jit(do_not_specialize=["N", "ABOVE", "H", "G", "SECTION", "window", "row_h"])
 def dq_kernel(
     Q, K, V, DOUT, DQ, LSE, DELTA, ENDS, DEPTH, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, do_n, do_h, do_d,
-    scale, cap, window, grad_scale, row_h, N, H, G, SECTION,
+    scale, cap, window, grad_scale, row_h, N, ABOVE, H, G, SECTION,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     DQ_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program per (query tile, query head); the same walk over the lists as the forward kernel."""
-    tile_m, h = query_item(tl.cdiv(N, BM), SECTION)
+    tile_m, h = query_item(tl.cdiv(N - ABOVE, BM), SECTION)
     hk = h // G
-    m0 = tile_m * BM
+    m0 = ABOVE + tile_m * BM
     offs_m = m0 + tl.arange(0, BM)
 
-    q = load_tile(Q, h, m0, N, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
-    dout = load_tile(DOUT, h, m0, N, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
+    q = load_tile(Q, h, m0 - ABOVE, N - ABOVE, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
+    dout = load_tile(DOUT, h, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
     lse = tl.load(LSE + h.to(tl.int64) * row_h + offs_m, mask=offs_m < N, other=0.0)
     delta = tl.load(DELTA + h.to(tl.int64) * row_h + offs_m, mask=offs_m < N, other=0.0)
     depth_m = offs_m
@@ -108,20 +108,20 @@ def dq_kernel(
             dq, q, dout, lse, delta, K, V, ENDS, DEPTH, hk, n0, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h, v_d,
             scale, cap, window,
             BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
-    store_tile(DQ, dq * grad_scale, h, m0, N, H, BM, D, DP, DQ_LAYOUT)
+    store_tile(DQ, dq * grad_scale, h, m0 - ABOVE, N - ABOVE, H, BM, D, DP, DQ_LAYOUT)
 
 
 @triton.jit
 def _dkv_step(
-    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, head, m0, N,
+    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, head, m0, N, ABOVE,
     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
     BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, Q_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """One query tile for a resident key tile; scores transposed (n, m), so that P and dS are left factors."""
     offs_m = m0 + tl.arange(0, BM)
-    q = load_tile(Q, head, m0, N, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
-    dout = load_tile(DOUT, head, m0, N, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
+    q = load_tile(Q, head, m0 - ABOVE, N - ABOVE, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
+    dout = load_tile(DOUT, head, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
     # As (1, BM) tiles of (H, N): by pointers they would be two dozen masked copies of 4 bytes a thread and step.
     lse = LSE.load([head, m0])
     delta = DELTA.load([head, m0])
@@ -146,11 +146,11 @@ def _dkv_step(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["N", "H", "G", "HEADS", "SECTION", "window"])
+@triton.jit(do_not_specialize=["N", "ABOVE", "H", "G", "HEADS", "SECTION", "window"])
 def dkv_kernel(
     Q, K, V, DOUT, DK, DV, LSE, DELTA, END, DEPTH, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, do_n, do_h, do_d,
-    scale, cap, window, grad_scale, N, H, G, HEADS, SECTION,
+    scale, cap, window, grad_scale, N, ABOVE, H, G, HEADS, SECTION,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     DKV_LAYOUT: tl.constexpr,
@@ -158,7 +158,7 @@ def dkv_kernel(
 ):  # fmt: skip
     """One program per (key tile, group of HEADS query heads of one K/V head): HEADS = G writes dK and dV, HEADS = 1
     writes float32 parts per query head. SECTION of these groups walk the key tiles side by side, the ones that most
-    queries see first."""
+    queries see first. The queries are the rows from ABOVE on, a multiple of 128."""
     n_tiles = tl.cdiv(N, BN)
     pid = tl.program_id(0)
     section = pid // (n_tiles * SECTION)
@@ -187,23 +187,23 @@ def dkv_kernel(
             last = tl.load(run + 1) * SPLIT
             for _ in tl.range(0, fulls):
                 dk, dv = _dkv_step(
-                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m * BM, N,
+                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m * BM, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
                 run, m, last = next_full(run, m, last, SPLIT)
             for i in tl.range(0, partials * SPLIT):
                 m0 = tl.load(items + 2 * runs + i // SPLIT) * LIST + (i % SPLIT) * BM
                 dk, dv = _dkv_step(
-                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N,
+                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
     else:
         # Query tiles of [start, full_from) and [full_to, stop) hold pairs that are not seen, those of [full_from,
         # full_to) none. One masked loop over both ends: a third copy of the step costs registers, and every loop fills
         # and drains the pipeline once.
-        start = (n0 // BM) * BM
+        start = (tl.maximum(n0, ABOVE) // BM) * BM
         stop = tl.max(end_n, 0)
-        full_from = tl.cdiv(n0 + BN - 1, BM) * BM
+        full_from = tl.maximum(tl.cdiv(n0 + BN - 1, BM) * BM, start)
         full_to = tl.maximum((tl.min(tl.where(offs_n < N, end_n, N), 0) // BM) * BM, full_from)
         leading = tl.cdiv(tl.maximum(tl.minimum(full_from, stop) - start, 0), BM)
         trailing = tl.cdiv(tl.maximum(stop - full_to, 0), BM)
@@ -212,12 +212,12 @@ def dkv_kernel(
             for i in tl.range(0, leading + trailing):
                 m0 = tl.where(i < leading, start + i * BM, full_to + (i - leading) * BM)
                 dk, dv = _dkv_step(
-                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N,
+                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
             for m0 in tl.range(full_from, tl.minimum(full_to, stop), BM):
                 dk, dv = _dkv_step(
-                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N,
+                    dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
                     BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
     parts = H // HEADS

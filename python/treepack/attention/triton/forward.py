@@ -45,23 +45,24 @@ def _attend(
     return acc, l_i, m_new
 
 
-@triton.jit(do_not_specialize=["N", "H", "G", "SECTION", "window", "row_h"])
+@triton.jit(do_not_specialize=["N", "ABOVE", "H", "G", "SECTION", "window", "row_h"])
 def forward_kernel(
     Q, K, V, OUT, LSE, END, ENDS, DEPTH, SINKS, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
-    scale, cap, window, row_h, N, H, G, SECTION,
+    scale, cap, window, row_h, N, ABOVE, H, G, SECTION,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """LIST is the tile size of the lists (a multiple of BM and BN); SECTION heads walk the query tiles side by side,
-    the longest first. ENDS is `subtree_end` as one row of tiles (1, BN), 0 past N."""
-    tile_m, h = query_item(tl.cdiv(N, BM), SECTION)
+    the longest first. ENDS is `subtree_end` as one row of tiles (1, BN), 0 past N. The queries are the rows from ABOVE
+    on, a multiple of 128."""
+    tile_m, h = query_item(tl.cdiv(N - ABOVE, BM), SECTION)
     hk = h // G
-    m0 = tile_m * BM
+    m0 = ABOVE + tile_m * BM
     offs_m = m0 + tl.arange(0, BM)
 
-    q = load_tile(Q, h, m0, N, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
+    q = load_tile(Q, h, m0 - ABOVE, N - ABOVE, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
     depth_m = offs_m
     if WINDOW:
         depth_m = tl.load(DEPTH + offs_m, mask=offs_m < N, other=0)
@@ -99,5 +100,5 @@ def forward_kernel(
     real = offs_m < tl.load(END + offs_m, mask=offs_m < N, other=0)
     l_i = tl.where(real, l_i, 1.0)
     acc = tl.where(real[:, None], acc / l_i[:, None], 0.0)
-    store_tile(OUT, acc, h, m0, N, H, BM, D, DP, OUT_LAYOUT)
+    store_tile(OUT, acc, h, m0 - ABOVE, N - ABOVE, H, BM, D, DP, OUT_LAYOUT)
     tl.store(LSE + h.to(tl.int64) * row_h + offs_m, tl.where(real, m_i + tl.math.log2(l_i), 0.0), mask=offs_m < N)

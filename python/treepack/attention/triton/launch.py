@@ -78,22 +78,23 @@ def forward(
     q, k, v, out, lse, sinks, subtree_end, depth, list_rows, list_items, factor: float, cap: float, window: int,
     softcap: bool,
 ) -> None:  # fmt: skip
-    """Fills out (N, H, D) and lse (H, N), in base 2. `list_*` are the 128-lists, which this kernel reads whatever its
-    tile; `factor` and `cap` give base-2 logits."""
-    n, heads, _ = q.shape
+    """Fills out, as q (the last rows of N), and lse (H, N), in base 2. `list_*` are the 128-lists, which this kernel
+    reads whatever its tile; `factor` and `cap` give base-2 logits."""
+    rows, heads, _ = q.shape
+    n, kv_heads, _ = k.shape
     tile = choose_tiles(q).forward
-    group = heads // k.shape[1]
+    group = heads // kv_heads
     (q_arg, q_strides, q_layout), (k_arg, k_strides, k_layout), (v_arg, v_strides, v_layout) = (
         tile_source(q, tile.block_m, resident=True),
         tile_source(k, tile.block_n),
         tile_source(v, tile.block_n),
     )
     out_arg, out_layout = tile_target(out, tile.block_m)
-    forward_kernel[(triton.cdiv(n, tile.block_m) * heads,)](
+    forward_kernel[(triton.cdiv(rows, tile.block_m) * heads,)](
         q_arg, k_arg, v_arg, out_arg, lse, subtree_end, _end_tiles(subtree_end, tile.block_n),
         depth if window else subtree_end,
         subtree_end if sinks is None else sinks.float().contiguous(), list_rows, list_items,
-        *q_strides, *k_strides, *v_strides, factor, cap, window, lse.stride(0), n, heads, group,
+        *q_strides, *k_strides, *v_strides, factor, cap, window, lse.stride(0), n, n - rows, heads, group,
         section_override or group,
         BM=tile.block_m, BN=tile.block_n, LIST=128, Q_LAYOUT=q_layout, K_LAYOUT=k_layout, V_LAYOUT=v_layout,
         OUT_LAYOUT=out_layout,
@@ -115,20 +116,21 @@ def dq(
     q, k, v, dout, dq, lse, delta, subtree_end, depth, lists, factor: float, cap: float, window: int, softcap: bool,
     grad_scale: float,
 ) -> None:  # fmt: skip
-    """Fills dq (N, H, D). `lists` are rows and items of 128, then of 64: the finest no finer than the tile is read."""
-    n, heads, _ = q.shape
+    """Fills dq, as q. `lists` are rows and items of 128, then of 64: the finest no finer than the tile is read."""
+    queries, heads, _ = q.shape
+    n, kv_heads, _ = k.shape
     tile = choose_tiles(q).dq
     rows, items, size_of_list = (*lists[:2], 128) if tile.block_m > 64 else (*lists[2:], 64)
     sources = [
         tile_source(q, tile.block_m, resident=True), tile_source(k, tile.block_n), tile_source(v, tile.block_n),
         tile_source(dout, tile.block_m, resident=True)]  # fmt: skip
     target, layout = tile_target(dq, tile.block_m)
-    group = heads // k.shape[1]
-    dq_kernel[(triton.cdiv(n, tile.block_m) * heads,)](
+    group = heads // kv_heads
+    dq_kernel[(triton.cdiv(queries, tile.block_m) * heads,)](
         *(source[0] for source in sources), target, lse, delta, _end_tiles(subtree_end, tile.block_n),
         depth if window else subtree_end,
         rows, items, *(stride for source in sources for stride in source[1]), factor, cap, window, grad_scale,
-        lse.stride(0), n, heads, group, section_override or group,
+        lse.stride(0), n, n - queries, heads, group, section_override or group,
         BM=tile.block_m, BN=tile.block_n, LIST=size_of_list, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
         V_LAYOUT=sources[2][2],
         DO_LAYOUT=sources[3][2], DQ_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages,
@@ -147,9 +149,9 @@ def dkv(
     window: int, softcap: bool, grad_scale: float, split: bool,
 ) -> None:  # fmt: skip
     """Fills dk and dv: (N, H_kv, D) of their dtype, or with `split` float32 parts (N, H, D) of single query heads."""
-    n, heads, _ = q.shape
+    queries, heads, _ = q.shape
+    n, kv_heads, _ = k.shape
     tile = dkv_tile(q, window)
-    kv_heads = k.shape[1]
     group = heads // kv_heads
     sources = [
         tile_source(q, tile.block_m),
@@ -162,8 +164,8 @@ def dkv(
     dkv_kernel[(triton.cdiv(n, tile.block_n) * parts,)](
         *(source[0] for source in sources), dk_arg, dv_arg, _row_tiles(lse, tile.block_m),
         _row_tiles(delta, tile.block_m), subtree_end, depth if window else subtree_end, list_rows, list_items,
-        *(stride for source in sources for stride in source[1]), factor, cap, window, grad_scale, n, heads, group,
-        1 if split else group, dkv_section_override or parts,
+        *(stride for source in sources for stride in source[1]), factor, cap, window, grad_scale, n,
+        n - queries, heads, group, 1 if split else group, dkv_section_override or parts,
         BM=tile.block_m, BN=tile.block_n, LIST=64, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
         V_LAYOUT=sources[2][2],
         DO_LAYOUT=sources[3][2], DKV_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages,
