@@ -94,6 +94,7 @@ ROWS: dict[str, Callable[[], list[Sample]]] = {
     "tau_turns": lambda: real("tau_airline_turns", 40),
     "tau_traj": lambda: real("tau_airline_traj", 12),
     "qwen_math": lambda: real("qwen_math_n8", 64),
+    "small": lambda: samples_of(answers(1, 4, 60, 20)),  # to see that a script runs
 }
 FIRST_FIVE = tuple(ROWS)[:5]
 

@@ -132,7 +132,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 def mismatches(rank: int) -> list[str]:
-    """What each rank is told when the ranks do not fit each other."""
+    """What each rank raises when the ranks do not fit each other."""
     plain = {"input_ids": [1, 2]}
     kinds = [
         treepack.pack([plain], max_tokens=4, branching="token" if rank else "label"),

@@ -3,6 +3,7 @@
 import dense_reference  # noqa: F401
 import numpy as np
 import torch
+from tiny_hybrids import HYBRIDS, MOE
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -29,7 +30,6 @@ COMMON = {
     "eos_token_id": 2,
 }
 BOTH = ["sliding_attention", "full_attention"]
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 #: What each family brings beside the common sizes. Windows are shorter than the samples.
 FAMILIES = {
     "llama": {},
@@ -60,7 +60,7 @@ FAMILIES = {
 def config(family, **more):
     """The config of a family (a suffix after the name of the model type is free: `qwen2_window`)."""
     kind = family.removesuffix("_window")
-    sizes = COMMON | FAMILIES.get(family, {}) | more
+    sizes = COMMON | (FAMILIES | HYBRIDS).get(family, {}) | more
     return CONFIG_MAPPING[kind](**sizes)
 
 
@@ -225,7 +225,7 @@ class KeepDouble(TorchFunctionMode):
         double = args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64
         if double and function is torch.Tensor.float:
             return args[0]
-        if double and function is torch.Tensor.to:
+        if double and function in (torch.Tensor.to, torch.Tensor.type):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         if double and kwargs.get("dtype") is torch.float32:
             kwargs["dtype"] = torch.float64

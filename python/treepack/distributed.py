@@ -115,7 +115,7 @@ def _gather(summary: _Summary, group: dist.ProcessGroup | None) -> list[_Summary
         return [summary]
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, tuple(summary), group=group)
-    return [_Summary(*held) for held in gathered]
+    return [_Summary(*values) for values in gathered]
 
 
 def _common(summaries: list[_Summary]) -> _Summary | None:

@@ -167,13 +167,13 @@ def test_a_trie_deeper_than_the_stack():
 def test_a_trie_that_is_let_go_gives_its_memory_back_at_once():
     """Nodes and roots are no cycle: the memory of a batch does not wait for the garbage collector."""
     (trie,) = areal.build_tries(*list(padded([[1, 2, 3], [1, 4]]).values())[:2], 8)
-    held = [trie.nodes, trie.children, trie.nodes[1].ancestors, trie.nodes[0].children, trie.nodes[0].sequence_ids]
+    parts = [trie.nodes, trie.children, trie.nodes[1].ancestors, trie.nodes[0].children, trie.nodes[0].sequence_ids]
     assert trie.children[1] == trie.nodes[0] == trie.nodes[1].ancestors[0]
     assert len({*trie.nodes, *trie.children.values()}) == 3
     alive = weakref.ref(trie.tree)
     gc.disable()
     try:
-        del trie, held
+        del trie, parts
         assert alive() is None
     finally:
         gc.enable()
@@ -225,13 +225,13 @@ def check_attention(data, max_tokens):
         assert torch.equal(flex.to_dense()[0, 0].bool(), blocks(y, *flex.BLOCK_SIZE))
         masks = []
         for trie in (theirs, ours):
-            held = AREAL.tree.build_triton_attn_data_from_trie(trie, max_tokens)
-            words = held.packed_mask[0]
+            found = AREAL.tree.build_triton_attn_data_from_trie(trie, max_tokens)
+            words = found.packed_mask[0]
             bits = (words[:, :, None] >> torch.arange(64)) & 1
             masks.append(bits.reshape(max_tokens, -1)[:, :max_tokens].bool())
             seen = blocks(masks[-1], 128, 64)
-            assert torch.equal(listed(held.kv_indices, held.kv_offsets[0], seen.shape[1]), seen)
-            assert torch.equal(listed(held.q_indices, held.q_offsets[0], seen.shape[0]), seen.T)
+            assert torch.equal(listed(found.kv_indices, found.kv_offsets[0], seen.shape[1]), seen)
+            assert torch.equal(listed(found.q_indices, found.q_offsets[0], seen.shape[0]), seen.T)
         assert torch.equal(masks[0], masks[1][place][:, place])
         count = ours.num_tokens  # at padding their Triton mask lets a token see itself
         assert torch.equal(masks[1][:count], y[:count])

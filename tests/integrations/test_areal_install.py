@@ -1,13 +1,14 @@
 """Switching AReaL 1.0.4 to treepack: install, attention of the FSDP engine, ranks, and what is refused."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import areal_stubs  # noqa: E402
+import tiny_models  # noqa: E402
 from areal_stubs import Spec, padded, same_place  # noqa: E402
 
 AREAL = areal_stubs.loaded()
@@ -38,10 +39,10 @@ def engine():
 def flash():
     """transformers' module that AReaL patches, as it was afterwards."""
     module = pytest.importorskip("transformers.integrations.flash_attention")
-    held = module._flash_attention_forward
+    original = module._flash_attention_forward
     yield module
     AREAL.module_fsdp.ORIGINAL_FLASH_ATTENTION_FORWARD = None
-    module._flash_attention_forward = held
+    module._flash_attention_forward = original
 
 
 # ------------------------------------------------------------------------------------------------------- install
@@ -131,6 +132,48 @@ def test_attention_with_a_window(engine, flash):
     torch.testing.assert_close(found, dense(q, k, v, mask, 8**-0.5))
 
 
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_attention_that_would_not_see_the_tree(engine, name):
+    """AReaL patches flash attention alone; under any other its packed rows run as one sequence."""
+    model = tiny_models.tiny("qwen2", attention=name)
+    rows = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "use_cache": False}
+    before = model(**rows).logits
+    areal.install(attention=True)
+    assert torch.equal(model(**rows).logits, before)
+    (mb,) = engine.build_packed_tree_batch(padded([[1, 2, 3], [1, 2, 4]]), Spec(8)).mbs
+    kwargs = engine.build_tree_attn_kwargs(mb["trie_node"], 8, CPU)
+    for keyword in (*kwargs, "tree_block_mask", "tree_triton_data"):  # AReaL's own as well
+        message = f"Qwen2Attention of AReaL's engine has attn_impl='{name}', under which no tree attention runs"
+        with pytest.raises(ValueError, match=message):
+            model(input_ids=mb["input_ids"].reshape(1, -1), use_cache=False, **{keyword: kwargs[KEYWORD]})
+    areal.uninstall()
+    assert torch.equal(model(**rows, **kwargs).logits, before)  # as AReaL leaves it: nothing is refused
+
+
+def test_an_engine_that_is_configured_so(monkeypatch):
+    made = []
+
+    class FSDPEngine:
+        def __init__(self, attn_impl, enable_tree_training=True):
+            self.config, self.enable_tree_training = SimpleNamespace(attn_impl=attn_impl), enable_tree_training
+
+        def initialize(self, *args):
+            made.append((self.config.attn_impl, *args))
+
+    theirs = FSDPEngine.initialize
+    monkeypatch.setitem(sys.modules, "areal.engine", ModuleType("areal.engine"))
+    monkeypatch.setitem(sys.modules, "areal.engine.fsdp_engine", SimpleNamespace(FSDPEngine=FSDPEngine))
+    areal.install(attention=True)
+    for name in ("sdpa", "eager", "flex_attention"):
+        with pytest.raises(ValueError, match=f"attn_impl='{name}'.*flash_attention_2.*enable_tree_training"):
+            FSDPEngine(name).initialize(None)
+    FSDPEngine("flash_attention_2").initialize(None, 1)
+    FSDPEngine("sdpa", enable_tree_training=False).initialize(None, 2)
+    assert made == [("flash_attention_2", None, 1), ("sdpa", None, 2)]
+    areal.uninstall()
+    assert FSDPEngine.initialize is theirs
+
+
 def test_what_is_not_ours_stays_areals(engine):
     """Their tries, the dense mask of Megatron, and calls without our metadata."""
     data = padded(SAMPLES)
@@ -217,7 +260,7 @@ def test_refused(changed, message):
         areal.build_packed_tree_batch(data | changed, Spec(8))
 
 
-def test_what_tree_packing_does_not_read_is_told(caplog):
+def test_what_tree_packing_does_not_read_is_logged(caplog):
     areal.build_packed_tree_batch(padded([[1]]), Spec(8, n_mbs=2))
     assert "'n_mbs': 2" in caplog.text
     assert "n_mbs" in caplog.records[0].getMessage()

@@ -57,8 +57,13 @@ def test_positions_along_the_row(family):
 
 @pytest.mark.parametrize("family", ["stablelm", "nemotron"])
 def test_layers_that_drop_the_tree(family):
-    with pytest.raises(ValueError, match=r"DecoderLayer\.forward \(at layers\.0\.self_attn\) does not hand on"):
-        term_log_probs(tiny(family), one_tree())
+    model, tree = tiny(family), one_tree()
+    message = r"DecoderLayer\.forward \(at model\.layers\.0\.self_attn\) does not hand on"
+    for call in (lambda: term_log_probs(model, tree), lambda: model_inputs(tree, model=model)):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match=r"got no subtree_end: call the model with model_inputs"):
+        term_log_probs(model, tree, model_check=False)
 
 
 def test_masks_of_their_own():

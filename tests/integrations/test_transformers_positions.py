@@ -65,9 +65,9 @@ def test_a_sample_that_is_too_long_is_refused(family, monkeypatch):
 @pytest.mark.parametrize("family", ["gpt2", "opt", "biogpt"])
 def test_samples_up_to_the_limit_run_as_alone(family):
     model = model_of(family)
-    held = [sample | {"completion_mask": np.ones(len(sample["input_ids"]), int)} for sample in samples(LIMIT, 5, LIMIT)]
+    rows = [sample | {"completion_mask": np.ones(len(sample["input_ids"]), int)} for sample in samples(LIMIT, 5, LIMIT)]
     with KeepDouble():
-        alone, packed = alone_log_probs(model, held, "sdpa"), packed_log_probs(model, held)
+        alone, packed = alone_log_probs(model, rows, "sdpa"), packed_log_probs(model, rows)
     assert largest_difference(alone, packed) < 1e-9
     with pytest.raises(ValueError, match=rf"sample 0 has {LIMIT + 1} tokens; "):
         treepack.term_log_probs(model, tree_of(LIMIT + 1, 5))

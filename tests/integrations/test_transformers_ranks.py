@@ -20,7 +20,13 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("wrapper", model_ranks_worker.WRAPPERS)
+WRAPPERS = [
+    *model_ranks_worker.WRAPPERS,
+    *(f"ranges, {name}{more}" for name in model_ranks_worker.BY_RANGE for more in ("", ", checkpointed")),
+]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_gradients_are_averaged(ranks, wrapper):
     """The hidden states leave the model beside its outputs, at which wrappers start to gather gradients."""
     model = tiny("qwen2")
@@ -33,3 +39,11 @@ def test_gradients_are_averaged(ranks, wrapper):
             if name not in found[wrapper]:  # frozen
                 continue
             assert (found[wrapper][name] - parameter.grad / WORLD).abs().max() < 1e-10, name
+
+
+@pytest.mark.parametrize("wrapper", model_ranks_worker.WRAPPERS)
+def test_a_leak_is_found_on_every_rank(ranks, wrapper):
+    """The first use runs at the same place on all of them, so that shards are gathered; the message is the same."""
+    said = {found["refusals"][wrapper] for found in ranks}
+    assert len(said) == 1
+    assert "part (Smooth) leaks between samples" in said.pop()

@@ -39,7 +39,8 @@ def test_another_attention_in_one_layer():
 
 
 def test_layers_that_bypass_the_interface():
-    """A layer that computes attention itself leaves no trace in the config: the layers that ran are counted."""
+    """A layer that computes attention itself leaves no trace in the config: it is found by what it does, and the layers
+    that ran are counted."""
     model = tiny("qwen2")
     inner = model.model.layers[0].self_attn
 
@@ -47,38 +48,46 @@ def test_layers_that_bypass_the_interface():
         layer_idx = 0
 
         def forward(self, hidden_states, **kwargs):
-            return hidden_states.cumsum(1), None
+            return hidden_states.cumsum(1) if self.leaks else hidden_states, None
 
     model.model.layers[0].self_attn = OwnAttention()
-    with pytest.raises(ValueError, match="1 of 2 attention layers ran tree attention"):
+    model.model.layers[0].self_attn.leaks = True
+    with pytest.raises(ValueError, match=r"layer model\.layers\.0\.self_attn \(OwnAttention\) leaks between samples"):
+        term_log_probs(model, one_tree())
+    model = tiny("qwen2")
+    model.model.layers[0].self_attn = OwnAttention()
+    model.model.layers[0].self_attn.leaks = False
+    with pytest.raises(ValueError, match="1 of 2 layers in which tokens meet"):
         term_log_probs(model, one_tree())
     model.model.layers[0].self_attn = inner
     assert term_log_probs(model, one_tree()).shape == one_tree().term_row.shape
 
 
-HYBRIDS = {
-    "qwen3_next": (
-        {"layer_types": ["linear_attention", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
-         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "linear_num_value_heads": 2,
-         "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-        "linear_attention",
+OTHERS = {
+    "jamba": (
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+         "num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4},
+        r"layers\.0\.mamba is JambaMambaMixer, which carries a state: it scans by mamba_selective_scan \(Mamba-1",
     ),
-    "lfm2": ({"layer_types": ["conv", "full_attention"]}, "linear_attention|conv"),
+    "falcon_mamba": ({"state_size": 4}, "FalconMambaMixer, which carries a state: it scans by .*Mamba-1|own code"),
+    "mamba2": ({"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "expand": 2}, "no position_ids"),
+    "minimax": (
+        {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},
+        r"layers\.0\.self_attn is MiniMaxLightningAttention.*tokens meet in its own code",
+    ),
     "llama4_text": (
         {"layer_types": ["chunked_attention", "full_attention"], "num_local_experts": 2, "intermediate_size_mlp": 16},
         "chunked_attention",
     ),
-    "falcon_h1": ({"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8}, "hybrid|Mamba|mamba"),
-    "mamba": ({"state_size": 4}, "Mamba|own code|linear_attention"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "own code"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", HYBRIDS)
-def test_recurrent_and_hybrid_models(kind):
-    """CASES 17: layers that run straight across the samples, by the name of the layer type."""
-    more, message = HYBRIDS[kind]
-    sizes = {name: value for name, value in COMMON.items() if kind not in ("bloom", "mamba") or "num" not in name}
+@pytest.mark.parametrize("kind", OTHERS)
+def test_layers_that_have_no_form_for_trees(kind):
+    """CASES 17: layers that run straight across the samples, by name and with the reason."""
+    more, message = OTHERS[kind]
+    sizes = {name: value for name, value in COMMON.items() if kind not in ("bloom", "mamba2") or "num" not in name}
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(sizes | more)), attn_implementation="treepack")
     with pytest.raises(ValueError, match=message):
         term_log_probs(model.eval(), one_tree())
@@ -86,10 +95,11 @@ def test_recurrent_and_hybrid_models(kind):
 
 def test_hybrid_models_through_a_plain_call():
     """Without term_log_probs in between, the first attention layer that runs refuses."""
-    model = tiny("qwen2")
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match="layer 1 is of type 'linear_attention'"):
-        model(**model_inputs(one_tree()))
+    for kind, message in (("linear_attention", "it would carry state"), ("indexed_attention", "an indexer chooses")):
+        model = tiny("qwen2")
+        model.config.layer_types = ["full_attention", kind]
+        with pytest.raises(ValueError, match=f"layer 1 is of type '{kind}'; .*{message}"):
+            model(**model_inputs(one_tree()))
 
 
 def test_padding_masks():
@@ -135,7 +145,8 @@ def test_temperature():
     for wrong, message in (
         (0.0, "positive number"),
         (float("nan"), "positive number"),
-        (torch.ones(3), r"one number for the whole tree, not tensor"),
+        (torch.ones(3), r"shape \(3,\); allowed is one number, or \(8,\): one for each sample"),
+        ([1.0] * 7 + [-2.0], r"^sample 7: temperature must be a positive number, not -2.0"),
     ):
         with pytest.raises(ValueError, match=message):
             term_log_probs(tiny("qwen2"), one_tree(), temperature=wrong)
@@ -183,6 +194,14 @@ def test_router_loss():
         assert torch.isfinite(term_log_probs(changed, one_tree())).all()
     with pytest.raises(ValueError, match="returned no router logits"):
         term_log_probs(tiny("llama"), one_tree(), aux_loss=True)
+    asked = {"output_router_logits": True}
+    for family, more in (("mixtral", {}), ("qwen3_moe", {"router_aux_loss_coef": 0.0}), ("gpt_oss", {})):
+        model = tiny(family, **more)
+        inputs = model_inputs(one_tree(), model=model)
+        del inputs["attention_mask"]  # which the router's loss would take for a padding mask
+        with pytest.raises(ValueError, match=r"was called with output_router_logits=True.*weighted_aux_loss=True"):
+            model(**inputs, **asked)
+        assert len(model(**inputs, **asked, weighted_aux_loss=True).router_logits) == 2
     logits = (torch.randn(one_tree().num_tokens, 4),)
     assert router_aux_loss(logits, one_tree(), num_experts=4, top_k=2).shape == ()
 

@@ -91,6 +91,33 @@ def test_trl_loss():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
+def test_refusals_name_what_a_user_of_trl_can_do():
+    """He calls no function of treepack but `install`. The router's loss is one, by the config or by TRL's own keyword;
+    a model whose rotary embeddings follow the longest sample is right below their limit."""
+    batch = one_batch(trl_samples())
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    calls = (
+        (
+            tiny("qwen3_moe", torch.float32, output_router_logits=True, router_aux_loss_coef=0.1),
+            {},
+            "router_aux_loss_coef=0.0",
+        ),
+        (
+            tiny("qwen3_moe", torch.float32),
+            {"output_router_logits": True},
+            "router_aux_loss_coef=0.0 in AsyncGRPOConfig",
+        ),
+        (tiny("llama", torch.float32, rope_parameters=rope, max_position_embeddings=6), {}, "max_completion_length"),
+    )
+    with installed():
+        for model, more, remedy in calls:
+            model.set_attn_implementation(packing.TREE_ATTENTION)
+            with pytest.raises(ValueError, match=remedy) as raised:
+                model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **tree_kwargs(batch), **more)
+            assert "term_log_probs" not in str(raised.value)
+            assert "model_inputs" not in str(raised.value)
+
+
 def test_the_tree_is_read_off_the_lengths():
     rng = np.random.default_rng(0)
     for seed in range(30):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import PackError, PackTypeError
+from ..errors import PackError, PackTypeError, listed
 from ..packing import pack
 from ..packing.options import Branching, Order, PackOptions
 from ..tree.tree import HostTree
@@ -112,7 +112,7 @@ class DataCollatorForTreePacking:
                     sample=i,
                     joint=" ",
                 )
-            has = ", ".join(sample) or "no columns"
+            has = listed(sample) or "no columns"
             raise PackError(
                 f"has no completion_mask (it has {has}), so every token would be trained, its prompt too. Trainer "
                 "drops the column by default: set remove_unused_columns=False. Where labels mark the trained tokens, "

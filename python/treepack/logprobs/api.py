@@ -8,14 +8,14 @@ a kept set is normalised over its set, one without over the vocabulary.
 
 from __future__ import annotations
 
-import math
-from numbers import Real
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from .head import head_terms
+from .head import check_ids, head_terms
+from .temperatures import Temperature, by_temperature, temperature_of
 from .terms import HeadTerms, add
 
 __all__ = ["TermLogProbs", "head_log_probs", "label_log_probs"]
@@ -43,7 +43,7 @@ def head_log_probs(
     tree: Any,
     *,
     bias: Tensor | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor | Sequence[float] = ...,
     scale: float = ...,
     softcap: float | None = ...,
     entropy: Literal[False] = ...,
@@ -56,7 +56,7 @@ def head_log_probs(
     tree: Any,
     *,
     bias: Tensor | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor | Sequence[float] = ...,
     scale: float = ...,
     softcap: float | None = ...,
     entropy: Literal[True],
@@ -69,7 +69,7 @@ def head_log_probs(
     tree: Any,
     *,
     bias: Tensor | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor | Sequence[float] = ...,
     scale: float = ...,
     softcap: float | None = ...,
     entropy: bool = ...,
@@ -82,7 +82,7 @@ def head_log_probs(
     tree: Any,
     *,
     bias: Tensor | None = ...,
-    temperature: float = ...,
+    temperature: float | Tensor | Sequence[float] = ...,
     scale: float = ...,
     softcap: float | None = ...,
     entropy: bool = ...,
@@ -94,7 +94,7 @@ def head_log_probs(
     tree: Any,
     *,
     bias: Tensor | None = None,
-    temperature: float = 1.0,
+    temperature: float | Tensor | Sequence[float] = 1.0,
     scale: float = 1.0,
     softcap: float | None = None,
     entropy: bool = False,
@@ -110,6 +110,7 @@ def head_log_probs(
             `sampling_mask_counts`.
         bias: (V,); -inf takes an id out.
         scale: factor on the logits, then softcap: `softcap * tanh(logits / softcap)`, then temperature.
+        temperature: as in `term_log_probs`; one for each sample needs a `PackedTree`.
         entropy, full_log_probs: as in `term_log_probs`.
 
     Returns:
@@ -120,13 +121,12 @@ def head_log_probs(
             target or kept id that the weight has no row for (on a GPU such a target's log-prob is NaN).
         TypeError: a tree that is still on the host.
     """
-    check_temperature(temperature)
     values = head_values(
         hidden_states,
         weight,
         tree,
         bias=bias,
-        temperature=temperature,
+        temperature=temperature_of(tree, temperature),
         scale=scale,
         softcap=softcap,
         entropy=entropy,
@@ -190,7 +190,7 @@ def head_values(
     tree: Any,
     *,
     bias: Tensor | None,
-    temperature: float,
+    temperature: Temperature,
     scale: float,
     softcap: float | None,
     entropy: bool,
@@ -216,6 +216,7 @@ def head_values(
             raise ValueError(f"{name} is on {device}, the hidden states are on {hidden.device}")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive, not {softcap}; None means no cap")
+    one = temperature if isinstance(temperature, float) else 1.0
     terms = HeadTerms(
         rows,
         tree.term_row,
@@ -224,21 +225,30 @@ def head_values(
         tree.sampling_mask_counts,
         scale=scale,
         softcap=softcap,
-        temperature=temperature,
+        temperature=one,
         entropy=entropy,
         full=full_log_probs,
     )
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    bias = None if bias is None else bias.to(dtype)
-    return TermLogProbs(*head_terms(hidden.to(dtype), weight.to(dtype), bias, terms))
+    hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if isinstance(temperature, float):
+        return TermLogProbs(*head_terms(hidden, weight, bias, terms))
+    check_ids(terms, weight)  # of the whole tree, whose terms a message counts
+    parts, places = [], []
+    for part, place in by_temperature(terms, tree, temperature):
+        parts.append(head_terms(hidden, weight, bias, part))
+        places.append(place)
+    where = torch.cat(places)
+    log_probs, entropies, full = zip(*parts, strict=True)
+    return TermLogProbs(
+        _in_order(log_probs, where),
+        _in_order(entropies, where) if entropy else None,
+        _in_order(full, where) if full_log_probs else None,
+    )
 
 
-def check_temperature(temperature: Any) -> None:
-    """ValueError or TypeError for what is not one positive number."""
-    if getattr(temperature, "ndim", 0):
-        raise ValueError(f"temperature must be one number for the whole tree, not {temperature!r}")
-    if not isinstance(temperature, Real) and not hasattr(temperature, "item"):
-        raise TypeError(f"temperature must be a number, not {temperature!r}")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be a positive number, not {temperature}")
+def _in_order(parts: Sequence[Any], where: Tensor) -> Tensor:
+    """Values of parts of the terms, and which terms they are -> (M,)."""
+    values = torch.cat(list(parts))
+    return torch.empty_like(values).index_copy(0, where, values)

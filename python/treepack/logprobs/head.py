@@ -26,7 +26,7 @@ from .dense import DenseRows
 from .kept_sets import SetRows
 from .terms import HeadTerms, add
 
-__all__ = ["HeadTerms", "head_terms"]
+__all__ = ["HeadTerms", "check_ids", "head_terms"]
 
 
 def head_terms(
@@ -43,15 +43,18 @@ def head_terms(
         ValueError: on the CPU, a target or a kept id that the weight has no row for. A GPU is not waited for: there the
             log-prob of such a target is NaN, and such a kept id ends in CUDA's own assert.
     """
-    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-        _check_ids(terms, weight.shape[0])
+    check_ids(terms, weight)
     # Under autocast a product of float32 tensors would round its result to half precision.
     with torch.autocast(hidden.device.type, enabled=False):
         out: tuple[Tensor, Tensor | None, Tensor | None] = _Head.apply(hidden, weight, bias, terms)
     return out
 
 
-def _check_ids(terms: HeadTerms, vocabulary: int) -> None:
+def check_ids(terms: HeadTerms, weight: Tensor) -> None:
+    """ValueError for a target or a kept id that the weight has no row for; on the CPU alone."""
+    if weight.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    vocabulary = weight.shape[0]
     allowed = (
         f"but the LM head has {vocabulary} rows, for ids from 0 to {vocabulary - 1}; a head of another model, or "
         "samples of another tokenizer? pack(vocab_size=...) looks at every id"
@@ -61,8 +64,8 @@ def _check_ids(terms: HeadTerms, vocabulary: int) -> None:
         raise ValueError(f"term {m} has the target {int(target[m])}, {allowed}")
     for t in ((kept < 0) | (kept >= vocabulary)).nonzero()[:1, 0].tolist():
         row = int(torch.searchsorted(terms.sampling_mask_counts.cumsum(0), t, right=True))
-        of = (terms.term_row == row).nonzero()[:1, 0].tolist()
-        where = f"term {of[0]}" if of else f"row {row}"
+        term = (terms.term_row == row).nonzero()[:1, 0].tolist()
+        where = f"term {term[0]}" if term else f"row {row}"
         raise ValueError(f"{where} has the id {int(kept[t])} in its kept set, {allowed}")
 
 

@@ -44,15 +44,19 @@ def check_packed(packed: Any, samples: Any, **pack_kwargs: Any) -> None:
     listed = as_samples(samples, pack_kwargs.get("per_token", ()), pack_kwargs.get("per_sample", ()))
     flat = [{name: as_array(value) for name, value in sample.items() if name != "group_id"} for sample in listed]
     start = np.cumsum([0] + [len(sample["input_ids"]) for sample in flat], dtype=np.int64)
-    held = [int(s) for tree in packed for s in tree.sample_index] + [x.sample for x in packed.skipped]
-    _same("samples in trees and in `skipped`", np.sort(held), np.arange(len(flat)))
+    placed = [int(s) for tree in packed for s in tree.sample_index] + [x.sample for x in packed.skipped]
+    _same("samples in trees and in `skipped`", np.sort(placed), np.arange(len(flat)))
     multiple = pack_kwargs.get("pad_to_multiple_of") or 1
     if len(packed) % (pack_kwargs.get("ranks") or 1):
         raise PackError(f"{len(packed)} trees are no multiple of ranks, {pack_kwargs['ranks']}")
     for t, tree in enumerate(packed):
         where = f"tree {t}"
+        if pack_kwargs.get("cut"):
+            _check_ranges(where, tree, pack_kwargs["max_tokens"], pack_kwargs.get("max_ancestors"))
         has = {"max_tokens": tree.num_tokens, "max_terms": len(tree.term_row), "max_kept": len(tree.sampling_mask)}
         for name, amount in has.items():
+            if name == "max_tokens" and pack_kwargs.get("cut"):
+                continue  # of a range
             if pack_kwargs.get(name) is not None and amount > pack_kwargs[name]:
                 raise PackError(f"{where}: {amount} break {name}, {pack_kwargs[name]} are allowed")
         # A tree without samples keeps the number of trees of all ranks the same; it has positions, all of them padding.
@@ -84,6 +88,28 @@ def sample_paths(tree: Any) -> list[Array]:
             segment = int(tree.segment_parent[segment])
         out.append(np.concatenate(runs[::-1]))
     return out
+
+
+def _check_ranges(where: str, tree: Any, max_tokens: int, max_ancestors: int | None) -> None:
+    """Ranges follow each other over all rows, within their budgets, each with what lies above its first row."""
+    boundaries = [0]
+    for number, (start, stop, ancestors) in enumerate(tree.ranges):
+        above, row = [], int(tree.parent[start])
+        while row >= 0:
+            above.append(row)
+            row = int(tree.parent[row])
+        _same(f"{where}, range {number}: ancestors", ancestors, np.array(above[::-1], np.int64))
+        for name, has, most in (
+            ("rows", stop - start, max_tokens),
+            ("ancestors", len(above), len(above) if max_ancestors is None else max_ancestors),
+        ):
+            if has > most:
+                raise PackError(f"{where}, range {number}: {has} {name}, {most} are allowed")
+        if start != boundaries[-1] or stop <= start:
+            raise PackError(f"{where}: range {number} is [{start}, {stop}) after one that ends at {boundaries[-1]}")
+        boundaries.append(stop)
+    _same(f"{where}: boundaries of the ranges", tree.cu_ranges, np.array(boundaries))
+    _same(f"{where}: rows in ranges", np.array(boundaries[-1]), np.array(tree.num_tokens))
 
 
 def _check_mask(where: str, tree: Any) -> None:

@@ -2,7 +2,7 @@
 
 The engine asks `build_tree_attn_kwargs` for keyword arguments before each forward pass and hands them through
 transformers to `_tree_attn_fwd_func`. Here they are one `TreeTiles`, O(N) on the device and shared by all layers, where
-AReaL makes a dense (N, N) mask or N x N / 64 words.
+AReaL makes a dense (N, N) mask or N x N / 64 words. Layers that carry a state (Qwen3.5 and its kind) find it there too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ...attention import TreeTiles, tree_attention, tree_tiles
+from ...recurrent.metadata import TreeSegments, share_segments
 from .trie import PackedTrie
 
-__all__ = ["replacements", "tree_metadata"]
+__all__ = ["replacements", "tree_metadata", "tree_of_batch"]
 
 #: AReaL takes keywords that start with tree_ for its own.
 KEYWORD = "tree_treepack"
@@ -41,6 +42,12 @@ def tree_metadata(trie: PackedTrie, padded_size: int, device: torch.device) -> T
     return TreeTiles(tree.subtree_end, tree.position_ids, tree.tiles)
 
 
+def tree_of_batch(kwargs: dict[str, Any]) -> TreeTiles | None:
+    """The tree among the keyword arguments of the engine's call of a model, for layers that carry a state."""
+    tiles: TreeTiles | None = kwargs.get(KEYWORD)
+    return tiles
+
+
 def replacements() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
     """(AReaL's function, the one to put in its place)."""
     tree = importlib.import_module("areal.models.tree_attn.tree")
@@ -54,7 +61,12 @@ def replacements() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
         """`{"tree_treepack": TreeTiles}`; AReaL's own for its own tries and for a dense mask (Megatron)."""
         if dense_mask or not isinstance(trie, PackedTrie):
             return their_kwargs(trie, padded_size, device, dense_mask=dense_mask)
-        return {KEYWORD: tree_metadata(trie, padded_size, device)}
+        from ..transformers.mixers import install_loaded
+
+        tiles = tree_metadata(trie, padded_size, device)
+        if install_loaded() and trie.tree is not None:
+            share_segments(tiles, TreeSegments(tiles.subtree_end, trie.tree.subtree_end))
+        return {KEYWORD: tiles}
 
     def forward(
         query: Tensor,

@@ -12,6 +12,7 @@ from .theirs import areal
 __all__ = ["install", "uninstall"]
 
 _replaced: list[tuple[Any, str, Any]] = []
+_carriers: list[Any] = []  # what finds AReaL's tree, while it is installed
 
 
 def install(*, attention: bool = False) -> None:
@@ -19,8 +20,10 @@ def install(*, attention: bool = False) -> None:
 
     Args:
         attention: also compute attention of the FSDP engine with `treepack.tree_attention`, from one int32 per token
-            instead of a dense mask, a block mask or a bit mask. Call it before the engine is made. The Megatron and
-            Archon engines keep their own attention.
+            instead of a dense mask, a block mask or a bit mask, and layers that carry a state along each path, where
+            AReaL's would run on from one sample into the next. Call it before the engine is made. The Megatron and
+            Archon engines keep their own. An `attn_impl` under which no tree attention runs, AReaL's own neither, is
+            refused when the engine is initialized, and by the first layer that is given a tree.
 
     Raises:
         ImportError: no AReaL of a known version.
@@ -29,10 +32,17 @@ def install(*, attention: bool = False) -> None:
     uninstall()
     _replace(theirs, build_packed_tree_batch)
     if attention:
-        from .attention import replacements
+        from ..transformers.mixers import CARRIERS
+        from .attention import replacements, tree_of_batch
+        from .guard import replacements as guards
 
         for theirs, ours in replacements():
             _replace(theirs, ours)
+        for holder, name, guard in guards():
+            _replaced.append((holder, name, vars(holder)[name]))
+            setattr(holder, name, guard)
+        CARRIERS.append(tree_of_batch)
+        _carriers.append(tree_of_batch)
 
 
 def uninstall() -> None:
@@ -40,6 +50,10 @@ def uninstall() -> None:
     while _replaced:
         module, name, theirs = _replaced.pop()
         setattr(module, name, theirs)
+    if _carriers:
+        from ..transformers.mixers import CARRIERS
+
+        CARRIERS.remove(_carriers.pop())
 
 
 def _replace(theirs: Any, ours: Any) -> None:
@@ -48,7 +62,7 @@ def _replace(theirs: Any, ours: Any) -> None:
         places = ("areal", "transformers.integrations.flash_attention")
         if not isinstance(module, ModuleType) or not (loaded in places or loaded.startswith("areal.")):
             continue
-        for held, value in list(vars(module).items()):
+        for attribute, value in list(vars(module).items()):
             if value is theirs:
-                setattr(module, held, ours)
-                _replaced.append((module, held, value))
+                setattr(module, attribute, ours)
+                _replaced.append((module, attribute, value))

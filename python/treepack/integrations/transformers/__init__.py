@@ -11,11 +11,17 @@ checkpointing. What would be wrong on a packed tree is refused with a ValueError
 
 from .attention import tree_attention_forward
 from .checks.model import check_model
-from .forward import forward_tree, hidden_alone, model_inputs, router_aux_loss
+from .forward import forward_tree, hidden_alone, model_inputs
 from .model import ATTENTION
+from .ranges import RangePart, RangeRunner
+from .router import router_aux_loss
+from .rows import RowLogProbs
 
 __all__ = [
     "ATTENTION",
+    "RangePart",
+    "RangeRunner",
+    "RowLogProbs",
     "check_model",
     "forward_tree",
     "hidden_alone",

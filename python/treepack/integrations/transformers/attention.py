@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...attention import TreeTiles, tree_attention
-from .checks.layers import check_attention_config
+from .checks.layers import FOR_CALLS, NoTreeError, check_attention_config
 from .model import ATTENTION
 
 __all__ = ["tree_attention_forward"]
@@ -52,11 +52,13 @@ def tree_attention_forward(
     tiles, end = kwargs.get("tree_tiles"), kwargs.get("subtree_end")
     name = type(module).__name__
     if tiles is None and end is None:
-        raise ValueError(
+        error = NoTreeError(
             f"{name} got no subtree_end: call the model with model_inputs(tree, model=model). "
             "Under Trainer set remove_unused_columns=False, which otherwise drops it; to run unpacked rows or to "
             'generate, model.set_attn_implementation("sdpa")'
         )
+        error.module = module
+        raise error
     if attention_mask is not None and attention_mask.numel():
         raise ValueError(
             f"{name} got an attention_mask {tuple(attention_mask.shape)}: a packed tree has no padding mask, its mask "
@@ -76,8 +78,9 @@ def tree_attention_forward(
         if kwargs.get(given) is not None:
             raise ValueError(f"{name} got {given} ({meaning}), which tree attention does not compute")
     window = kwargs.get("sliding_window")
-    weighted = kwargs.get("weighted_aux_loss", False)
-    check_attention_config(module, window, weighted, tiles)
+    weighted, asked = kwargs.get("weighted_aux_loss", False), bool(kwargs.get("output_router_logits"))
+    remedies = kwargs.get("remedies", FOR_CALLS)
+    check_attention_config(module, window, weighted, tiles, asked=asked, remedies=remedies)
     if tiles is None:
         # Per layer and again in a recomputation; model_inputs() makes them once. Depths come from the tree itself:
         # `position_ids` may have several axes.
@@ -85,6 +88,9 @@ def tree_attention_forward(
     if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
         # As autocast treats torch's own attention: rotary embeddings leave float32, projections do not.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    rows = kwargs.get("tree_range")
+    if rows is not None:  # one range of a tree: the keys and values of its ancestors come in front
+        key, value = rows.join(module, key, value)
     out = tree_attention(
         query,
         key,

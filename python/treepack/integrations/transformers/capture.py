@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .model import base, logit_options, output_head
 
-__all__ = ["Capture", "tie"]
+__all__ = ["Capture", "after_head", "check_known", "tie"]
 
 # Logits that the check of a model looks at together: a float32 copy of a whole head takes gigabytes.
 _CHECKED_IDS = 4096
@@ -43,7 +43,7 @@ class Capture:
         self.verified = state["verified"]
 
     @classmethod
-    def of(cls, model: Any) -> Capture:
+    def attach(cls, model: Any) -> Capture:
         """The hook of an unwrapped model, put there at the first call."""
         below = base(model)
         with _making:
@@ -97,7 +97,7 @@ class Capture:
         if logits.shape != shape:
             raise ValueError(f"{name} makes logits {tuple(logits.shape)} of an LM head of {shape}: {_REMEDY}")
         if not hidden.detach().isfinite().all():  # in a checkpoint, nothing of this may be saved
-            return  # nothing can be told from this call
+            return  # this call shows nothing
         off = top = torch.zeros((), dtype=torch.float64, device=hidden.device)
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -105,20 +105,29 @@ class Capture:
                 ids = slice(start, start + _CHECKED_IDS)
                 ours = hidden.to(dtype) @ weight[ids].to(hidden.dtype).T.to(dtype)
                 ours = ours if bias is None else ours + bias[ids]
-                ours = ours * scale
-                if softcap:
-                    ours = softcap * torch.tanh(ours / softcap)
+                ours = after_head(ours, scale, softcap)
                 same = ours == logits[..., ids]  # ids that a bias of -inf takes out
                 off = torch.maximum(off, (ours - logits[..., ids]).masked_fill(same, 0).abs().max())
                 top = torch.maximum(top, ours.masked_fill(ours.isinf(), 0).abs().max())
         # Autocast may lie within the model's own forward, which then returns float32.
         half = self.autocast or {logits.dtype, hidden.dtype, weight.dtype} & {torch.float16, torch.bfloat16}
-        if not off <= (3e-2 if half else 1e-4) * top:
-            raise ValueError(
-                f"{name} changes its logits after the LM head in a way that is not known here (they differ by "
-                f"{float(off):.3g} from scale {scale} and softcap {softcap}): {_REMEDY}"
-            )
+        check_known(name, off, top, bool(half), scale, softcap)
         self.verified = True
+
+
+def after_head(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """What a model makes of the values of its LM head, by its `logit_options`."""
+    logits = logits * scale
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+def check_known(name: str, off: Tensor, top: Tensor, half: bool, scale: float, softcap: float | None) -> None:
+    """ValueError where logits are `off` from those of `after_head`, of which `top` is the largest."""
+    if not off <= (3e-2 if half else 1e-4) * top:
+        raise ValueError(
+            f"{name} changes its logits after the LM head in a way that is not known here (they differ by "
+            f"{float(off):.3g} from scale {scale} and softcap {softcap}): {_REMEDY}"
+        )
 
 
 _making = threading.Lock()

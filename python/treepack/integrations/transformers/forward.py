@@ -1,4 +1,4 @@
-"""A packed tree through a Hugging Face model: its inputs, its hidden states, its router's loss."""
+"""A packed tree through a Hugging Face model: its inputs and its hidden states."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ import torch
 from torch import Tensor
 
 from ...attention import TRITON, TreeTiles
+from ...recurrent.metadata import share_segments, tree_segments
 from .capture import Capture, tie
+from .checks.leaks import check_leaks
 from .checks.model import check_model
 from .checks.tree import check_ids, check_tree
-from .model import attention_layers, unwrap
+from .mixers import has_mixers, install_loaded
+from .model import call_inputs, decoder_of, meeting_layers, unwrap
 
-__all__ = ["forward_tree", "hidden_alone", "model_inputs", "router_aux_loss"]
+__all__ = ["check_ran", "forward_inputs", "forward_tree", "hidden_alone", "model_inputs"]
 
 
-def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None) -> dict[str, Any]:
+def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None, model_check: bool = True) -> dict[str, Any]:
     """The keyword arguments with which a Hugging Face model runs a packed tree.
 
     Args:
         tree: a `PackedTree` on the device of the model (`tree.to(device)`).
-        model: the model, to have it checked (`check_model`) and to make what its layers share before the first one
-            runs; its wrappers may be around it.
+        model: the model, to have it checked (`check_model`, and at its first use two tiny samples packed and alone) and
+            to make what its layers share before the first one runs; its wrappers may be around it.
         impl: implementation of `tree_attention`; None: "triton" on CUDA, "reference" elsewhere.
+        model_check: False leaves out the two tiny samples; so does `TREEPACK_MODEL_CHECK=0`.
 
     Returns:
         `input_ids`, `position_ids` (1, N), `subtree_end` (N,), `tree_tiles`, `impl`, `use_cache` (False) and
-        `attention_mask`: (1, 1, 1, 0), "no mask". A 4-D mask is handed to the layers as it is, while with none
-        transformers would look for packed sequences in `position_ids`, and wait for the device to do so.
+        `attention_mask` (1, 1, 1, 0), "no mask".
 
     Raises:
         TypeError: not one tree, or one on the host as NumPy arrays.
-        ValueError: a model that `check_model` refuses.
+        ValueError: a model that `check_model` refuses, or that leaks between samples.
     """
-    return _inputs(tree, impl, None if model is None else check_model(model))
+    inner = None if model is None else check_model(model)
+    inputs = _inputs(tree, impl, inner)
+    if inner is not None and model_check:
+        check_leaks(model, inner, tree)
+    return inputs
 
 
 def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
@@ -47,12 +54,15 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
         raise TypeError(f"one PackedTree is needed, not a {type(tree).__name__}{many}")
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
+    has_states = install_loaded()
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
     config = None
     if model is not None:
         config = model.config.get_text_config()
         check_tree(model, tree)
         tiles.row_checked = True
+        if has_states and has_mixers(decoder_of(model)):
+            share_segments(tiles, tree_segments(tree))
     if end.is_cuda and impl in (None, *TRITON):
         from ...attention.rule import on_hopper
 
@@ -64,42 +74,55 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
         hopper = impl != "triton_plain" and on_hopper(end)
         for window in {0, getattr(config, "sliding_window", None) or 0}:
             tiles.prepare(window, training=True, hopper=hopper, heads=known)
-    return {
-        "input_ids": tree.input_ids[None],
-        "position_ids": tree.position_ids[None],
-        "attention_mask": torch.empty(1, 1, 1, 0, device=end.device),
-        "subtree_end": end,
-        "tree_tiles": tiles,
-        "impl": impl,
-        "use_cache": False,
-    }
+    return call_inputs(tree.input_ids, tree.position_ids, tiles, impl)
 
 
 def forward_tree(
-    model: Any, tree: Any, *, impl: str | None = None, router_logits: bool = False, own_head: bool = False
+    model: Any,
+    tree: Any,
+    *,
+    impl: str | None = None,
+    router_logits: bool | None = False,
+    own_head: bool = False,
+    model_check: bool = True,
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """(hidden states (N, h) after the final norm, router logits of each MoE layer or None) of a packed tree.
 
     The model is called as a whole, wrappers included (DDP, torch.compile, PEFT), with the logits of one position only;
     the hidden states are read by a hook on its base model. With `own_head` the model's LM head may be anything.
+    Without `model_check` the first use is not checked on two tiny samples.
+
+    Args:
+        router_logits: whether they are returned. False refuses a model whose config asks for its router's loss, which
+            would be lost; None makes none, whatever the config says.
 
     Raises:
-        ValueError: a model that `check_model` refuses, one whose attention layers did not all run through treepack, or
-            one that cannot leave out logits.
+        ValueError: a model that `check_model` refuses, one that leaks between samples or whose attention layers did not
+            all run through treepack, or one that cannot leave out logits.
     """
-    inner = check_model(model, weighted=router_logits)
+    inner = check_model(model, weighted=router_logits is not False)
+    inputs = _inputs(tree, impl, inner)
+    check_ids(inner, tree)
+    if model_check:
+        check_leaks(model, inner, tree)
+    return forward_inputs(model, inner, inputs, router_logits=router_logits, own_head=own_head)
+
+
+def forward_inputs(
+    model: Any, inner: Any, inputs: dict[str, Any], *, router_logits: bool | None = False, own_head: bool = False
+) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    """`forward_tree` for inputs that are made and a model that is checked; `inner`: it, without its wrappers."""
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         raise ValueError(
             f"{type(inner).__name__}.forward has no logits_to_keep, so it would make the logits of all positions; "
             "compute the hidden states yourself and call treepack.logprobs.head_log_probs"
         )
-    capture = Capture.of(inner)
+    capture = Capture.attach(inner)
     config = inner.config.get_text_config()
-    inputs = _inputs(tree, impl, inner)
-    check_ids(inner, tree)
-    if router_logits:
-        inputs |= {"output_router_logits": True, "weighted_aux_loss": True}
-    if router_logits or getattr(config, "output_router_logits", False):
+    asked = getattr(config, "output_router_logits", False)
+    if router_logits or (router_logits is None and asked):
+        inputs |= {"output_router_logits": bool(router_logits), "weighted_aux_loss": True}
+    if router_logits or asked:
         del inputs["attention_mask"]  # the model's own router loss, which is not used, would take it for a padding mask
     with capture:
         out = model(**inputs, logits_to_keep=1)
@@ -110,12 +133,7 @@ def forward_tree(
             )
         hidden, logits = capture.take()
     if not capture.verified:
-        ran, wanted = inputs["tree_tiles"].layers, attention_layers(inner)
-        if ran < wanted and not (ran == 0 and capture.compiled(model)):
-            raise ValueError(
-                f"{type(inner).__name__}: {ran} of {wanted} attention layers ran tree attention; the others compute "
-                "their own and would leak between samples"
-            )
+        check_ran(inner, inputs["tree_tiles"], compiled=model)
         if not own_head:
             capture.verify(inner, hidden[:, -1], out.logits[:, -1])
     # Nothing is tied where nothing gathers gradients: the head's gradient of a single row is as large as the head.
@@ -123,31 +141,20 @@ def forward_tree(
     return (tie(hidden, out.logits) if distributed else hidden)[0], logits
 
 
+def check_ran(inner: Any, tiles: TreeTiles, *, compiled: Any = None) -> None:
+    """ValueError where some layers of an unwrapped model did not run on the tree. `compiled`: the model with its
+    wrappers, where it may be compiled and so have counted none of them."""
+    ran, wanted = tiles.layers, meeting_layers(inner)
+    if ran < wanted and not (ran == 0 and compiled is not None and Capture.compiled(compiled)):
+        raise ValueError(
+            f"{type(inner).__name__}: {ran} of {wanted} layers in which tokens meet (attention, or a state) ran on the "
+            "tree; the others compute their own and would leak between samples"
+        )
+
+
 def hidden_alone(model: Any, input_ids: Tensor) -> Tensor:
     """Hidden states (L, h) of one unpacked sample (L,) under whatever attention the model is set to."""
-    capture = Capture.of(unwrap(model))
+    capture = Capture.attach(unwrap(model))
     with capture:
         model(input_ids=input_ids[None], use_cache=False, logits_to_keep=1)
         return capture.take()[0][0]
-
-
-def router_aux_loss(router_logits: tuple[Tensor, ...], tree: Any, *, num_experts: int, top_k: int) -> Tensor:
-    """Load-balancing loss of the raw tokens: every position counts as often as samples pass through it.
-
-    `num_experts * sum_e f_e P_e` (Fedus et al. 2021, Switch Transformers, eq. 4 to 6, with top-k choices as
-    transformers has it): f_e the number of choices of expert e per token, P_e its mean probability, over all tokens
-    and layers. Equal to transformers' own loss on the same samples in one unpacked batch.
-
-    Args:
-        router_logits: one (N, num_experts) per layer. tree: on their device.
-
-    Returns:
-        A scalar, to be multiplied by `config.router_aux_loss_coef`. 0 for a tree without samples.
-    """
-    logits = torch.cat([x.reshape(-1, num_experts) for x in router_logits])
-    probabilities = logits.softmax(-1)
-    chosen = torch.zeros_like(probabilities).scatter_(1, probabilities.topk(top_k, dim=-1).indices, 1.0)
-    weight = tree.position_samples.to(probabilities.dtype).repeat(len(router_logits))
-    total = weight.sum().clamp(min=1)
-    loss: Tensor = num_experts * ((weight @ chosen) / total * ((weight @ probabilities) / total)).sum()
-    return loss

@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["ATTENTION", "attention_layers", "base", "decoder_of", "logit_options", "output_head", "unwrap"]
+from ...attention import TreeTiles
+from .mixers import is_mixer
+
+__all__ = [
+    "ATTENTION",
+    "attention_layers",
+    "base",
+    "call_inputs",
+    "decoder_of",
+    "logit_options",
+    "meeting_layers",
+    "output_head",
+    "unwrap",
+]
 
 #: The name of the attention implementation.
 ATTENTION = "treepack"
@@ -43,6 +57,23 @@ def unwrap(model: Any) -> Any:
             "the hidden states with treepack.tree_attention and call treepack.logprobs.head_log_probs"
         )
     return model
+
+
+def call_inputs(input_ids: Tensor, position_ids: Tensor, tiles: TreeTiles, impl: str | None) -> dict[str, Any]:
+    """The keyword arguments of a model's call on one packed row, from (N,) each.
+
+    `attention_mask` (1, 1, 1, 0) is "no mask": a 4-D mask is handed to the layers as it is, while with none
+    transformers would look for packed sequences in `position_ids`, and wait for the device to do so.
+    """
+    return {
+        "input_ids": input_ids[None],
+        "position_ids": position_ids[None],
+        "attention_mask": torch.empty(1, 1, 1, 0, device=tiles.subtree_end.device),
+        "subtree_end": tiles.subtree_end,
+        "tree_tiles": tiles,
+        "impl": impl,
+        "use_cache": False,
+    }
 
 
 def check_adapters(model: Any) -> None:
@@ -85,7 +116,13 @@ def decoder_of(model: Any) -> Any:
 
 def attention_layers(model: Any) -> int:
     """Number of attention layers of the decoder."""
-    return sum("Attention" in type(m).__name__ and hasattr(m, "layer_idx") for m in decoder_of(model).modules())
+    kinds = [type(m) for m in decoder_of(model).modules() if hasattr(m, "layer_idx")]
+    return sum("Attention" in kind.__name__ and not is_mixer(kind) for kind in kinds)
+
+
+def meeting_layers(model: Any) -> int:
+    """Number of layers of the decoder in which tokens meet: attention, and layers that carry a state."""
+    return attention_layers(model) + sum(is_mixer(type(m)) for m in decoder_of(model).modules())
 
 
 def output_head(model: Any) -> tuple[Tensor, Tensor | None]:

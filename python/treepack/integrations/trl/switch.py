@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._pages import page
+from . import states
 from .attention import tree_attention
 from .row import TreeRow
 
@@ -25,7 +27,8 @@ def install() -> None:
 
     Replaced are `TreeRow` where the batchers look it up, the attention that "tree_fa3" names (triton on CUDA, the
     reference elsewhere), and, around `DataCollatorForRollout.torch_call`, the rows of a micro-batch are made to have
-    the same columns. Batchers and collators made before see the change, rows made before do not.
+    the same columns. Batchers and collators made before see the change, rows made before do not. Layers that carry a
+    state run the row's tree too, and the trainer's refusal of them is lifted for models in which all of them can.
 
     Raises:
         ImportError: TRL is not installed (ModuleNotFoundError), lacks `trl.experimental.async_grpo.packing`, or packs
@@ -38,6 +41,7 @@ def install() -> None:
     _check_same(packing.TreeRow)
     _before.update(row=packing.TreeRow, attention=packing.tree_attention, torch_call=collator.torch_call)
     _put(packing, trainer, TreeRow, tree_attention, _torch_call)
+    states.install(trainer)
 
 
 def uninstall() -> None:
@@ -45,6 +49,7 @@ def uninstall() -> None:
     if _before:
         packing, trainer = _modules()
         _put(packing, trainer, _before["row"], _before["attention"], _before["torch_call"])
+        states.uninstall(trainer)
         _before.clear()
 
 
@@ -68,6 +73,7 @@ def _modules() -> tuple[Any, Any]:
         (packing, "register_tree_attention"),
         (trainer, "TreeRow"),
         (trainer, "DataCollatorForRollout"),
+        (trainer, "create_model_from_path"),
     ):
         if not hasattr(module, name):
             raise _unknown(version, f"has no {module.__name__}.{name}")
@@ -120,5 +126,5 @@ def _known() -> str:
 def _unknown(version: str, what: str) -> ImportError:
     return ImportError(
         f"trl {version} {what}; install() is known to work with trl {_known()}. With other versions pack with "
-        "treepack.Packer or DataCollatorForTreePacking, which do not depend on TRL: docs/migrating-trl.md"
+        f"treepack.Packer or DataCollatorForTreePacking, which do not depend on TRL: {page('migrating-trl')}"
     )

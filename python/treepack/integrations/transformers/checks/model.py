@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..mixers import has_mixers, install_loaded
 from ..model import ATTENTION, decoder_of, unwrap
 from .layers import check_aux_loss, check_layer, check_layer_types, check_positions
 from .randomness import check_randomness
@@ -37,13 +38,11 @@ def check_model(model: Any, *, weighted: bool = False) -> Any:
         )
     if not model._can_set_attn_implementation():
         raise ValueError(f"{name} computes attention in its own code, not through transformers' AttentionInterface")
-    check_layer_types(name, config)
     check_aux_loss(name, config, weighted)
     decoder = decoder_of(model)
-    check_positions(name, decoder)
     modules = dict(decoder.named_modules())
     for path, module in modules.items():
-        check_layer(name, path, module, modules[path.rpartition(".")[0]], decoder)
+        check_layer(name, path, module, modules[path.rpartition(".")[0]])
         if "Attention" not in type(module).__name__:
             continue
         own = getattr(getattr(module, "config", None), "_attn_implementation", ATTENTION)
@@ -52,7 +51,10 @@ def check_model(model: Any, *, weighted: bool = False) -> Any:
                 f"{name}: layer {path} uses attn_implementation={own!r}, which does not know the tree and would mix up "
                 "the samples"
             )
+    check_positions(name, decoder)
+    check_layer_types(name, config, has_mixers(decoder))
     check_randomness(name, config, _with_embedding(model, modules))
+    install_loaded()
     return model
 
 

@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 from torch import Tensor, nn
 
+from ....tree.segments import sample_lengths
+
 __all__ = ["check_length", "position_table"]
 
 #: What models call their table: an embedding, or a tensor made from sines.
@@ -55,7 +57,7 @@ def check_length(name: str, model: Any, tree: Any) -> None:
     host = tree.numpy()
     if table is None or not host.num_samples:
         return
-    tokens = host.position_ids[host.cu_segments[host.sample_last_segment + 1] - 1] + 1
+    tokens = sample_lengths(host)
     over = np.flatnonzero(tokens > table[1])
     if over.size:
         at = over[0]

@@ -54,9 +54,9 @@ def _drawn(module: nn.Module, live: frozenset[str] | None) -> Iterator[tuple[str
     kind: Any = type(module)
     if _is_dropout(kind) and _positive(getattr(module, "p", 0)):
         yield "", float(module.p)  # type: ignore[arg-type]
-    held = vars(module)
-    for attribute in _random_names(tuple(held)):
-        value = held[attribute]
+    attributes = vars(module)
+    for attribute in _random_names(tuple(attributes)):
+        value = attributes[attribute]
         if isinstance(value, dict):  # PEFT: by adapter
             for adapter, amount in value.items():
                 if _positive(amount) and (live is None or adapter in live):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ....tree.segments import sample_lengths
 from ....tree.tree import PackedTree
 from .positions import check_length
 
-__all__ = ["check_ids", "check_tree", "row_is_short", "row_rope"]
+__all__ = ["check_ids", "check_ranges", "check_tree", "row_is_short", "row_rope"]
 
 
 # Ids in the config of a model that stand in a sample for what another encoder makes.
@@ -24,17 +25,23 @@ _PLACEHOLDERS = [
 ] + ["image_pad_token_id", "audio_pad_token_id", "image_patch_id"]
 
 
-def check_tree(model: Any, tree: Any) -> None:
+def check_tree(model: Any, tree: Any, *, by_range: bool = False) -> None:
     """Raises ValueError where a model that `check_model` passes would be wrong on this tree.
 
     Args:
         model: a Hugging Face model without its wrappers (what `check_model` returns).
         tree: a `PackedTree`, on any device.
+        by_range: whether its ranges run one by one.
     """
     name = type(model).__name__
     if not isinstance(tree, PackedTree):
         raise TypeError(
             f"{name} wants to see the samples of the tree: a PackedTree is needed, not a {type(tree).__name__}"
+        )
+    if len(tree.cu_ranges) > 2 and not by_range:
+        raise ValueError(
+            f"the tree was packed with cut=True and has {len(tree.cu_ranges) - 1} ranges; one pass would take all "
+            f"of its {tree.num_tokens} positions at once: loop over RangeRunner(model, tree), or pack without cut"
         )
     check_length(name, model, tree)
     rope = row_rope(model.config.get_text_config())
@@ -51,6 +58,21 @@ def check_tree(model: Any, tree: Any) -> None:
             places[token] = setting
     if places:
         check_placeholders(name, places, tree)
+
+
+def check_ranges(model: Any, tree: Any) -> None:
+    """Raises ValueError where a range of the tree would be computed otherwise than the whole."""
+    rope = row_rope(model.config.get_text_config())
+    host = tree.numpy()
+    if rope is None or len(tree.cu_ranges) <= 2:
+        return
+    longest = int(host.position_ids.max()) + 1
+    if not _unscaled(*rope, longest):
+        raise ValueError(
+            f"{type(model).__name__} has {rope[0]} rotary embeddings, which change above {rope[1]} tokens, and the "
+            f"tree has a sample of {longest}: ranges before and behind that place would get different ones; pack "
+            "without cut"
+        )
 
 
 def row_rope(config: Any) -> tuple[str, int] | None:
@@ -90,25 +112,24 @@ def check_rope(name: str, kind: str, limit: int, tree: Any) -> None:
     host = tree.numpy()
     if not host.num_samples:
         return
-    last = host.cu_segments[host.sample_last_segment + 1] - 1
-    length = host.position_ids[last] + 1
+    length = sample_lengths(host)
     long, short = int(length.argmax()), int(length.argmin())
-    of = host.sample_index
+    sample = host.sample_index
     if _unscaled(kind, limit, length[long]):
         return
     if "dynamic" in kind:
         raise ValueError(
             f"{name} has {kind} rotary embeddings, whose frequencies follow the longest sample of a row from "
-            f"max_position_embeddings = {limit} tokens on; sample {of[long]} has {length[long]}, so samples would be "
-            "computed with the frequencies of another one, or of an earlier call: keep samples below "
+            f"max_position_embeddings = {limit} tokens on; sample {sample[long]} has {length[long]}, so samples would "
+            "be computed with the frequencies of another one, or of an earlier call: keep samples below "
             f"{limit} tokens, or run them unpacked"
         )
     if _unscaled(kind, limit, length[short]):
         raise ValueError(
             f"{name} has {kind} rotary embeddings, which change above original_max_position_embeddings = {limit} "
-            f"tokens for all samples of a row: sample {of[short]} has {length[short]} tokens and sample {of[long]} "
-            f"{length[long]}, so one of them would be wrong; pack samples of up to {limit} tokens and longer ones in "
-            "calls of their own"
+            f"tokens for all samples of a row: sample {sample[short]} has {length[short]} tokens and sample "
+            f"{sample[long]} {length[long]}, so one of them would be wrong; pack samples of up to {limit} tokens and "
+            "longer ones in calls of their own"
         )
 
 
