@@ -68,8 +68,8 @@ def windows_of(samples, tokens):
     """The windows of a packing, by the rule as it is documented."""
     out = [[]]
     for sample in samples:
-        held = sum(len(other["input_ids"]) for other in out[-1])
-        if out[-1] and held + len(sample["input_ids"]) > tokens:
+        filled = sum(len(other["input_ids"]) for other in out[-1])
+        if out[-1] and filled + len(sample["input_ids"]) > tokens:
             out.append([])
         out[-1].append(sample)
     return out

@@ -120,3 +120,24 @@ def test_columns_that_do_not_fit_together_never_panic(given, message):
     stream = _core.PackStream(keywords)
     with pytest.raises(treepack.PackError):
         stream.add_columns(given)
+
+
+def test_lists_are_lists():
+    """Of any other sequence as much memory would be asked for as it says that it is long, and the process ended."""
+    many = np.zeros((2**40, 0), np.uint8)
+    keywords = treepack.packing.options.PackOptions(max_tokens=16).for_rust()
+    none = (("input_ids", ID, []), None, None, [], [], None)
+    calls = [
+        lambda: _core.pack(columns([np.arange(8)], token_columns=many), keywords),
+        lambda: _core.pack(columns([np.arange(8)], sample_columns=many), keywords),
+        lambda: _core.pack(columns(many), keywords),
+        lambda: _core.pack_ready(many, _core.Formats(*none), keywords),
+        lambda: _core.Formats(*none[:3], many, [], None),
+        lambda: _core.Formats(*none[:4], many, None),
+        lambda: _core.Formats(("input_ids", ID, many), *none[1:]),
+        lambda: _core.columns([{"input_ids": 1}], many),
+        lambda: _core.first_unready([1], ID, many, 0),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()

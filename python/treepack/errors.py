@@ -6,11 +6,30 @@ never edited: it quotes what users named, and that may look like anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 #: How a token is named within a text, with its index for {}: by a place in a column, or as that of a kept set.
 AT_INDEX, OF_TOKEN = "[{}]", " of token {}"
+
+
+_PLAIN = re.compile(r"[\w.,/#$%+*()\[\]@-]+( [\w.,/#$%+*()\[\]@-]+)*")
+
+
+def shown(name: object) -> str:
+    """A name that a user gave, for a message: plain words as they are, else its repr, lest it look like the message."""
+    return name if isinstance(name, str) and _PLAIN.fullmatch(name) else repr(name)
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names that a user gave, for a message; '' where there are none."""
+    return ", ".join(map(shown, names))
+
+
+def escaped(text: str) -> str:
+    """A text on one line, as any terminal prints it: what is not printable by its escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class _Refusal(Exception):
@@ -86,7 +105,7 @@ class _Refusal(Exception):
         source = f"{self.source}: " if self.source else ""
         where = ", ".join(names) + self._joint if names else ""
         remedy = f": {self.remedy}" if self.remedy else ""
-        return source + where + self._detail(self._token_as.format(self.token) if inside else "") + remedy
+        return escaped(source + where + self._detail(self._token_as.format(self.token) if inside else "") + remedy)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -145,11 +164,11 @@ class Where(NamedTuple):
         """ "sample 3: completion_mask is ragged", and with an index "sample 3: completion_mask[5] is 2"."""
         fields: dict[str, Any] = {"sample": self.sample, "source": self.source, "against": against}
         if index is not None and self.sample is not None:
-            return PackError((self.column, f" {problem}"), token=index, **fields)
+            return PackError((shown(self.column), f" {problem}"), token=index, **fields)
         place = "" if index is None else AT_INDEX.format(index)
-        return PackError(f"{self.column}{place} {problem}", **fields)
+        return PackError(f"{shown(self.column)}{place} {problem}", **fields)
 
     def type_error(self, problem: str, against: tuple[int, str] | None = None) -> PackTypeError:
         """The same as a TypeError."""
-        detail = f"{self.column} {problem}"
+        detail = f"{shown(self.column)} {problem}"
         return PackTypeError(detail, sample=self.sample, source=self.source, against=against)

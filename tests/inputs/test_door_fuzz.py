@@ -179,13 +179,15 @@ class Verdict:
         """Columns that change what is trained, or would be lost as one that does."""
         kind, _, nested = form
         binary = not nested and all(x in (0, 1) for x in values)
+        packed = re.search("pos|seq|doc|seg|pack|cu", name.lower())  # a name that tells what numbers are, mask or not
+        self.unsure |= bool(packed and not nested and kind in "iu")
         if masked:
             if name in MASKS and binary and not all(mask) and list(map(bool, values[1:])) != list(map(bool, mask[1:])):
                 self.wrong.add(name)
         elif not nested and kind in "biu" and name not in MEANT:
             if binary and not all(values[1:]):
                 self.wrong.add(name)
-            elif not (binary or all(x >= 2 for x in values)) or re.search("pos|seq|doc|seg|pack|cu", name.lower()):
+            elif not (binary or all(x >= 2 for x in values)):
                 self.unsure = True
 
 

@@ -209,3 +209,31 @@ def test_integers_beyond_int64_are_not_rounded():
         with pytest.raises(treepack.PackError) as error:
             treepack.pack([{"input_ids": [5], "x": low}, {"input_ids": [5], "x": 2**63}], max_tokens=8)
         says(error, "sample 1: x holds 9223372036854775808, and -1 beside it")
+
+
+@pytest.mark.parametrize("value", [None, 0.5, "abc", {}, {"a": 1}, {1.0}, object(), b"a"])
+def test_a_value_per_sample_is_a_list_or_an_array(value):
+    batch = {"input_ids": [5, 6], "cu_seqlens": [0, 1, 2], "advantage": value}
+    with pytest.raises(TypeError) as caught:
+        treepack.pack(batch, max_tokens=8)
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    assert str(caught.value) == f"advantage is {kind}; a list or an array with one value per sample is needed"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"per_token": "x"}, "per_token is 'x'; a list of names of columns is needed"),
+        ({"per_sample": None}, "per_sample is None; a list of names of columns is needed"),
+        ({"per_token": [["x"]]}, "per_token holds ['x']; names are strings"),
+        (
+            {"per_token": ["x"], "per_sample": ["x"]},
+            "per_token and per_sample both name 'x'; a column is one of the two",
+        ),
+    ],
+)
+def test_what_is_given_of_columns_is_a_list_of_names(given, says):
+    batch = {"input_ids": [5], "cu_seqlens": [0, 1], "completion_mask": [1], "x": [1]}
+    with pytest.raises((treepack.PackError, TypeError)) as caught:
+        treepack.pack(batch, max_tokens=8, **given)
+    assert str(caught.value) == says

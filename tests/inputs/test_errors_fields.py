@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack.errors import PackTypeError, Where
+from treepack.errors import PackTypeError, Where, shown
 
 IDS, MASK = [5, 6, 7], [0, 1, 1]
 GOOD = {"input_ids": IDS, "completion_mask": MASK}
@@ -89,7 +89,7 @@ def test_where_a_value_is():
 # ----------------------------------------------------------------------------------------------------- pickle and copy
 
 
-class Told(treepack.PackError):
+class StepError(treepack.PackError):
     """A subclass with a constructor of its own, as a trainer may have."""
 
     def __init__(self, step, *, rank):
@@ -104,7 +104,7 @@ def made():
     noted.__notes__ = ["while the queue was drained"]
     rust = error_of(treepack.pack, [{**GOOD, "input_ids": [5, -1, 7]}], max_tokens=8)
     kind = error_of(treepack.pack, [{**GOOD, "note": "text"}], max_tokens=8)
-    return [plain, noted, rust, kind, Told(17, rank=3)]
+    return [plain, noted, rust, kind, StepError(17, rank=3)]
 
 
 WAYS = [lambda x, protocol=protocol: pickle.loads(pickle.dumps(x, protocol)) for protocol in range(2, 6)]
@@ -348,14 +348,14 @@ NAMES = ["sample 7", "samples 7 and 9", "sample 0: x", "pair 7", "{}", "sample 7
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_that_is_named_like_a_sample(name):
     good, bad = {**GOOD, name: [1, 2, 3]}, {**GOOD, name: [1, 2]}
-    end = f"{name} has 2 rows; input_ids has 3 tokens, so 3 are needed; every token has one, those of the prompt too"
-    end += " (0, say)"
+    end = f"{shown(name)} has 2 rows; input_ids has 3 tokens, so 3 are needed; every token has one, those of the "
+    end += "prompt too (0, say)"
     assert str(error_of(treepack.pack, [good, bad], max_tokens=8)) == f"sample 1: {end}"
     packer = treepack.Packer(max_tokens=8)
     for _ in range(12):
         packer.add(good)
     assert str(error_of(packer.add, bad)) == f"sample 12: {end}"
-    assert str(error_of(packer.add, {**GOOD, name: "text"})).startswith(f"sample 12: {name} is text (dtype ")
+    assert str(error_of(packer.add, {**GOOD, name: "text"})).startswith(f"sample 12: {shown(name)} is text (dtype ")
     assert str(error_of(packer.add, GOOD)).startswith(f"sample 12: it has no column {name!r}; the first sample of the ")
     assert str(error_of(treepack.pack, [good, GOOD], max_tokens=8)) == (
         f"sample 1: column {name!r} is missing; sample 0 has it"
@@ -374,10 +374,10 @@ def test_a_group_that_is_named_like_a_sample(group):
 
 
 def test_a_colon_in_the_name_of_a_column_makes_it_no_sample():
-    """A batch is told to pad its lists, whatever its columns are called."""
+    """A batch is asked to pad its lists, whatever its columns are called."""
     batch = {"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1, 1]], "sample 0: x": [[1], [2, 3]]}
     error = error_of(treepack.pack, batch, max_tokens=8)
     assert str(error).startswith(
-        "sample 0: x is ragged: its lists have different lengths; give a list of dicts, one for"
+        "'sample 0: x' is ragged: its lists have different lengths; give a list of dicts, one for"
     )
     assert error.sample is None

@@ -40,6 +40,17 @@ def test_prompt_and_completion(names):
         packer.add({prompt: [1, 2], completion: [3]})
 
 
+@pytest.mark.parametrize("names", [("prompt_token_ids", "token_ids"), ("response_ids", "tokens")])
+def test_a_half_beside_ids_under_another_name(names):
+    """CASE 57: renaming the one alone would lose the other."""
+    half, other = names
+    assert message([{half: [1, 2, 3, 4], other: [5, 6]}]).endswith(
+        f": where '{half}' and '{other}' are the two halves of a sample, join them into input_ids; where '{other}' "
+        f"holds both, rename it to input_ids and leave '{half}' out; with a completion_mask of 0 for each token of the "
+        "prompt and 1 for each of the completion"
+    )
+
+
 def test_a_single_sample():
     assert "input_ids has shape (4,); a single sample goes in as a list of one, [sample]; " in message(
         {"input_ids": IDS}
@@ -79,9 +90,9 @@ def test_objects_in_a_column():
     assert message(sample(old_log_probs=[None, -0.5, -0.5, -1]), TypeError).startswith(
         "sample 0: old_log_probs holds None; allowed are booleans, integers and floats"
     )
-    held = np.empty(4, object)
-    held[:] = [1.0, np.zeros(2), np.zeros(3), None]
-    assert message(sample(held=held), TypeError).startswith("sample 0: held holds a ndarray; allowed are booleans, ")
+    notes = np.empty(4, object)
+    notes[:] = [1.0, np.zeros(2), np.zeros(3), None]
+    assert message(sample(notes=notes), TypeError).startswith("sample 0: notes holds a ndarray; allowed are booleans, ")
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])

@@ -97,6 +97,10 @@ def test_the_shape_of_the_batch_is_all_that_an_empty_one_needs():
     empty = np.zeros((2, 0), np.int64)
     with pytest.raises(treepack.PackError, match="sample 0"):
         treepack.pack({"input_ids": empty, "attention_mask": empty}, max_tokens=8)
+    many = np.zeros((2**40, 0), np.int64)  # no memory is enough for a number for each of its rows
+    with pytest.raises(treepack.PackError) as caught:
+        treepack.pack({"input_ids": many, "attention_mask": many}, max_tokens=8)
+    assert str(caught.value) == f"sample 0: input_ids has shape {many.shape}; a sample needs at least one token"
 
 
 @pytest.mark.parametrize("side", SIDES)

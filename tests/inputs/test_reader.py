@@ -65,17 +65,17 @@ def test_a_reader_of_one_kind():
 def test_kinds_go_by_the_names_of_columns():
     readers = Readers()
     turned = [dict(reversed(MASKS[0].items()))]
-    assert readers.of(MASKS) is readers.of(turned) is not readers.of(WEIGHTS)
+    assert readers.get_reader(MASKS) is readers.get_reader(turned) is not readers.get_reader(WEIGHTS)
     for other in ([], MASKS[0], [1], None):
-        assert readers.of(other) is not readers.of(other)
+        assert readers.get_reader(other) is not readers.get_reader(other)
 
 
 def test_the_oldest_kind_is_forgotten():
     readers = Readers(most=2)
     kinds = [[{"input_ids": [1], name: [2]}] for name in "abc"]
-    a, b, c = map(readers.of, kinds)
-    assert [readers.of(kinds[2]), readers.of(kinds[1])] == [c, b]
-    assert readers.of(kinds[0]) is not a
+    a, b, c = map(readers.get_reader, kinds)
+    assert [readers.get_reader(kinds[2]), readers.get_reader(kinds[1])] == [c, b]
+    assert readers.get_reader(kinds[0]) is not a
 
 
 def test_threads_make_readers_at_the_same_time():
@@ -85,7 +85,7 @@ def test_threads_make_readers_at_the_same_time():
         for i in range(300):
             samples = [{"input_ids": [1], f"column {(thread + i) % 30}": [i]}]
             try:
-                readers.of(samples).learn(readers.of(samples).read(samples))
+                readers.get_reader(samples).learn(readers.get_reader(samples).read(samples))
             except Exception as error:
                 wrong.append(error)
 

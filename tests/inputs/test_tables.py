@@ -43,9 +43,9 @@ def parquet_through_pandas(tmp_path_factory=None):
     import io
 
     pytest.importorskip("pyarrow")
-    held = io.BytesIO()
-    pandas_frame().to_parquet(held)
-    return pytest.importorskip("pandas").read_parquet(held)  # lists come as arrays in a column of objects
+    file = io.BytesIO()
+    pandas_frame().to_parquet(file)
+    return pytest.importorskip("pandas").read_parquet(file)  # lists come as arrays in a column of objects
 
 
 def data_set_slice():
@@ -99,6 +99,24 @@ def test_attention_masks_of_a_slice_cut_padding_row_by_row():
     (tree,) = treepack.pack(batch, max_tokens=8)
     assert tree.input_ids.tolist() == [7, 8, 9]
     assert tree.samples["advantage"].tolist() == [0.5, 1.0]
+
+
+def test_one_row_of_a_slice_is_a_sample():
+    """Nothing can be padded to the length of another one; a mask is heeded, and arrays are a batch as ever."""
+    slices = [
+        {"input_ids": [[1, 2, 3]], "completion_mask": [[0, 1, 1]], "advantage": [0.5], "group_id": ["a"]},
+        pytest.importorskip("datasets").Dataset.from_list([rows()[1], rows()[0]])[:1],
+    ]
+    for batch, ids, terms in zip(slices, ([1, 2, 3], [1, 2, 5]), ([2, 3], [5]), strict=True):
+        (tree,) = treepack.pack(batch, max_tokens=8)
+        assert (tree.input_ids.tolist(), tree.term_target.tolist()) == (ids, terms)
+        assert tree.samples["group_id"].tolist() == [0]
+    (tree,) = treepack.pack({"input_ids": [[1, 2, 0]], "attention_mask": [[1, 1, 0]]}, max_tokens=8)
+    assert tree.input_ids.tolist() == [1, 2]
+    with pytest.raises(treepack.PackError, match="a padded batch needs an attention_mask"):
+        treepack.pack({"input_ids": np.array([[1, 2, 3]])}, max_tokens=8)
+    with pytest.raises(treepack.PackError, match="sample 0: it has a column 'zork' and no completion_mask"):
+        treepack.pack({"input_ids": [[1, 2, 3]], "zork": [[0, 0, 1]]}, max_tokens=8)
 
 
 def test_rows_of_one_length_are_a_padded_batch_and_say_so():

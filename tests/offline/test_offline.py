@@ -41,15 +41,15 @@ def test_trees_come_back_as_they_were_packed(samples, branching, multiple, place
     options = {"max_tokens": 16, "branching": branching, "pad_to_multiple_of": multiple, "placement": placement}
     expected = packed_windows(samples, window, **options)
     with tempfile.TemporaryDirectory() as folder:
-        held = write(samples, folder, window=window, shard_tokens=12, **options)
+        manifest = write(samples, folder, window=window, shard_tokens=12, **options)
         trees = offline.load(folder)
         assert len(trees) == len(expected)
         for tree, other in zip(trees, expected, strict=True):
             assert_equal(tree, other)
         numbers = sorted(int(x) for i in range(len(trees)) for x in trees.sample_numbers(i))
     assert numbers == list(range(len(samples)))
-    assert sum(shard.samples for shard in held.shards) == held.rows == len(samples)
-    assert sum(shard.raw_tokens for shard in held.shards) == sum(len(sample["input_ids"]) for sample in samples)
+    assert sum(shard.samples for shard in manifest.shards) == manifest.rows == len(samples)
+    assert sum(shard.raw_tokens for shard in manifest.shards) == sum(len(sample["input_ids"]) for sample in samples)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -58,13 +58,13 @@ def test_a_stream_is_the_micro_batches_of_packer(tmp_path, kept):
     packer = treepack.Packer(max_tokens=128)
     closed = [trees for sample in samples for trees in packer.add(sample)] + packer.flush()
     expected = [tree for trees in closed for tree in trees]
-    held = write(samples, tmp_path, max_tokens=128, placement="stream", shard_tokens=256)
+    manifest = write(samples, tmp_path, max_tokens=128, placement="stream", shard_tokens=256)
     trees = offline.load(tmp_path)
     for tree, other in zip(trees, expected, strict=True):
         assert_equal(tree, other)
     assert [len(trees.sample_numbers(i)) for i in range(len(trees))] == [len(tree.sample_index) for tree in expected]
     assert sorted(int(x) for i in range(len(trees)) for x in trees.sample_numbers(i)) == list(range(len(samples)))
-    assert sum(shard.packed_tokens for shard in held.shards) == packer.stats.packed_tokens
+    assert sum(shard.packed_tokens for shard in manifest.shards) == packer.stats.packed_tokens
 
 
 def test_every_dtype_of_a_column(tmp_path):
@@ -112,16 +112,16 @@ def test_samples_that_fit_no_tree(tmp_path):
     with pytest.raises(PackError) as error:
         write(samples, tmp_path, max_tokens=60, window=100)
     says(error, "sample 5: it has", "max_tokens=60")  # its number in the file, not in its window
-    held = write(samples, tmp_path, max_tokens=60, window=100, overlong="skip")
-    assert held.skipped == 1
+    manifest = write(samples, tmp_path, max_tokens=60, window=100, overlong="skip")
+    assert manifest.skipped == 1
     trees = offline.load(tmp_path)
     numbers = sorted(int(x) for i in range(len(trees)) for x in trees.sample_numbers(i))
     assert numbers == [i for i in range(12) if i != 5]
 
 
 def test_nothing_fits(tmp_path):
-    held = write(rollouts(groups=2), tmp_path, max_tokens=4, overlong="skip")
-    assert (held.skipped, held.shards, held.finished) == (8, [], True)
+    manifest = write(rollouts(groups=2), tmp_path, max_tokens=4, overlong="skip")
+    assert (manifest.skipped, manifest.shards, manifest.finished) == (8, [], True)
     assert list(offline.load(tmp_path)) == []
 
 
@@ -186,8 +186,8 @@ def test_options_that_are_not_allowed(tmp_path, options, parts):
 
 
 def test_integers_of_numpy_are_options(tmp_path):
-    held = write(rollouts(groups=2), tmp_path, max_tokens=np.int64(128), window=np.int32(500))
-    assert held.options["max_tokens"] == 128
+    manifest = write(rollouts(groups=2), tmp_path, max_tokens=np.int64(128), window=np.int32(500))
+    assert manifest.options["max_tokens"] == 128
     assert len(offline.load(tmp_path, rank=np.int64(0), world_size=np.int64(2))) >= 1
 
 
@@ -199,14 +199,14 @@ def test_a_file_of_rollouts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table(table), "rollouts.parquet")
     seen = []
-    held = offline.pack_file(
+    manifest = offline.pack_file(
         "rollouts.parquet", "out", max_tokens=128, window=500, columns={"input_ids": "tokens"}, progress=seen.append
     )
     plain = [{name: sample[name] for name in names} for sample in samples]
     for tree, other in zip(offline.load("out"), packed_windows(plain, 500, max_tokens=128), strict=True):
         assert np.array_equal(tree.input_ids, other.input_ids)
         assert np.array_equal(tree.terms["old_log_probs"], other.terms["old_log_probs"])
-    assert held.source["name"] == "rollouts.parquet"
+    assert manifest.source["name"] == "rollouts.parquet"
     assert seen[-1].rows == len(samples)
     assert [one.trees for one in seen] == sorted(one.trees for one in seen)
 

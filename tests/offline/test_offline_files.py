@@ -35,11 +35,11 @@ def theirs(path, how):
 def test_a_shard_of_somebody_else_is_never_replaced(tmp_path, how, options):
     """`shard-00000.parquet` is a usual name of data sets, and may be the very file that is packed."""
     path = tmp_path / "shard-00000.parquet"
-    held = theirs(path, how)
+    before = theirs(path, how)
     with pytest.raises(PackError) as error:
         write(tmp_path, **options)
     says(error, "shard-00000.parquet was not written by treepack", "another folder")
-    assert contents(tmp_path) == {path.name: held}
+    assert contents(tmp_path) == {path.name: before}
 
 
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
@@ -47,19 +47,19 @@ def test_nor_one_that_lies_beside_ours(tmp_path, options):
     shards = len(write(tmp_path).shards)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
-    held = theirs(tmp_path / "shard-train.parquet", "parquet")
+    before = theirs(tmp_path / "shard-train.parquet", "parquet")
     with pytest.raises(PackError, match=r"shard-train\.parquet was not written by treepack"):
         write(tmp_path, **options)
-    assert (tmp_path / "shard-train.parquet").read_bytes() == held
+    assert (tmp_path / "shard-train.parquet").read_bytes() == before
     assert len(list(tmp_path.glob("shard-0*.parquet"))) == shards
 
 
 def test_the_input_is_not_replaced(tmp_path):
     path = tmp_path / "shard-00000.parquet"
-    held = theirs(path, "parquet")
+    before = theirs(path, "parquet")
     with pytest.raises(PackError):
         offline.pack_file(path, tmp_path, max_tokens=8, overwrite=True)
-    assert contents(tmp_path) == {path.name: held}
+    assert contents(tmp_path) == {path.name: before}
 
 
 @pytest.mark.parametrize("text", ["{}", "not JSON", "[1]", '{"kind": "another tool"}'])
@@ -83,8 +83,8 @@ def test_overwrite_takes_shards_of_any_version(tmp_path):
 def test_any_name_of_a_folder(tmp_path, monkeypatch, name):
     """pyarrow takes some names for addresses; relative ones are what people write."""
     monkeypatch.chdir(tmp_path)
-    held = write(name)
-    assert len(offline.load(name)[:]) == sum(shard.trees for shard in held.shards) > 0
+    manifest = write(name)
+    assert len(offline.load(name)[:]) == sum(shard.trees for shard in manifest.shards) > 0
     assert write(name, resume=True).finished
     (tmp_path / name / "manifest.json").unlink()
     assert len(offline.load(name)[:]) > 0
@@ -97,16 +97,16 @@ def test_a_full_disk(tmp_path, monkeypatch, after):
 
     class Full:
         def __init__(self, file, schema):
-            self._held = real(file, schema)
+            self._writer = real(file, schema)
 
         def write_table(self, table, **options):
             calls.append(table)
             if len(calls) > after:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            self._held.write_table(table, **options)
+            self._writer.write_table(table, **options)
 
         def close(self):
-            self._held.close()
+            self._writer.close()
 
     monkeypatch.setattr(writer, "parquet_writer", Full)
     with pytest.raises(PackError) as error:

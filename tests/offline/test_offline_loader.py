@@ -119,17 +119,17 @@ def test_a_tree_does_not_keep_its_file(folder):
 def test_it_pickles_by_name_and_reads_anew(folder):
     trees = offline.load(folder, shuffle_seed=3, rank=1, world_size=3)
     first = image(trees[0])
-    held = pickle.dumps(trees)
-    assert len(held) < 10_000
-    again = pickle.loads(held)
+    pickled = pickle.dumps(trees)
+    assert len(pickled) < 10_000
+    again = pickle.loads(pickled)
     assert [image(tree) for tree in again] == [image(tree) for tree in trees]
     assert image(trees[0]) == first
 
 
 def test_more_shards_than_open_files(tmp_path):
     options = offline.Options(max_tokens=96, window=60, shard_tokens=30)
-    held = offline.write(ListRows(rollouts(groups=12)), tmp_path, options)
-    assert len(held.shards) > 16
+    manifest = offline.write(ListRows(rollouts(groups=12)), tmp_path, options)
+    assert len(manifest.shards) > 16
     trees = offline.load(tmp_path, shuffle_seed=0)
     assert numbers(trees) == list(range(48))
     assert len(trees._open) == 16
@@ -142,10 +142,10 @@ def test_a_forked_process_opens_its_own_files(folder):
         import os, sys
         from treepack import offline
         trees = offline.load(sys.argv[1])
-        first, held = trees[0].buffer.tobytes(), list(trees._open.values())
+        first, files = trees[0].buffer.tobytes(), list(trees._open.values())
         read, write = os.pipe()
         if os.fork() == 0:
-            same = trees[0].buffer.tobytes() == first and list(trees._open.values()) != held
+            same = trees[0].buffer.tobytes() == first and list(trees._open.values()) != files
             os.write(write, b"1" if same else b"0")
             os._exit(0)
         assert os.read(read, 1) == b"1"

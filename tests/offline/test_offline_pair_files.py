@@ -57,8 +57,8 @@ def test_sides_that_hold_the_prompt_are_whole(tmp_path, names):
     assert text.startswith(
         f"FILE: some of '{names[1]}' and '{names[2]}' begin with '{names[0]}' and some do not, so a side"
     )
-    told = {"prompt_ids": ""}
-    assert pack(tmp_path, [whole], "told", columns=told) == APART
+    given = {"prompt_ids": ""}
+    assert pack(tmp_path, [whole], "given", columns=given) == APART
     # Past the rows that are looked at first.
     assert refused(tmp_path, [apart] * 70 + [whole]).startswith(
         f"FILE, line 71: {names[1]} begins with {names[0]}, and in"
@@ -134,9 +134,10 @@ ANSWERS = {side: [{"role": "assistant", "content": text}] for side, text in (("c
 def spoken(tokenizer, samples):
     import tiny_tokenizers as tiny
 
-    of = tiny.transformers.AutoTokenizer.from_pretrained(tokenizer)
+    chat = tiny.transformers.AutoTokenizer.from_pretrained(tokenizer)
     return [
-        tuple("".join(of.convert_ids_to_tokens(ids)).replace("<|im_end|>", "|") for ids in sample) for sample in samples
+        tuple("".join(chat.convert_ids_to_tokens(ids)).replace("<|im_end|>", "|") for ids in sample)
+        for sample in samples
     ]
 
 
@@ -236,3 +237,12 @@ def test_pairs_of_chat_messages(tmp_path, prompt):
     texts = ["".join(map(chr, ids)) for ids in tree.unpack(tree.input_ids)]
     assert texts == ["<u>why.<a>so.", "<u>why.<a>no."]
     assert ["".join(map(chr, ids)) for ids in tree.unpack_terms(tree.term_target)] == ["so.", "no."]
+
+
+def test_a_prompt_of_single_numbers_is_refused_and_a_count_is_none(tmp_path):
+    sides = {"chosen": [1, 2], "rejected": [1, 3]}
+    text = refused(tmp_path, [{"prompt_ids": 5, **sides}])
+    assert "column 'prompt_ids' is named as the tokens of a prompt and holds single numbers" in text
+    counted = pack(tmp_path, [{"prompt_tokens": 5, **sides}], "counted")
+    assert counted == [([1, 2], [2]), ([1, 3], [3])]
+    assert pack(tmp_path, [{"prompt_ids": 5, **sides}], "left", columns={"prompt_ids": ""}) == counted

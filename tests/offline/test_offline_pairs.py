@@ -83,7 +83,7 @@ def sizes(pairs, branching):
     options = {"max_tokens": 10_000, "branching": branching}
     samples = [sample for pair in pairs for sample in pair]
     paths = [_path(pair.chosen, pair.rejected, branching == "label") for pair in pairs]
-    return tuple(treepack.pack(held, **options)[0].num_tokens for held in (samples, paths))
+    return tuple(treepack.pack(inputs, **options)[0].num_tokens for inputs in (samples, paths))
 
 
 @given(pair_lists(), st.sampled_from(["token", "label"]))
@@ -212,9 +212,9 @@ def test_a_file_of_pairs(tmp_path, format):
     jsonl(path, rows) if format == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), path)
     columns = {"chosen.ref_logps": "ref_chosen_logps", "rejected.ref_logps": "ref_rejected_logps", "margin": "margin"}
     options = {"max_tokens": 48, "window": 150, "shard_tokens": 200, "pairs": True}
-    held = offline.pack_file(path, tmp_path / "out", columns=columns, **options)
-    assert held.rows == 30
-    assert sum(shard.samples for shard in held.shards) == 60
+    manifest = offline.pack_file(path, tmp_path / "out", columns=columns, **options)
+    assert manifest.rows == 30
+    assert sum(shard.samples for shard in manifest.shards) == 60
     trees = offline.load(tmp_path / "out", shuffle_seed=1)
     found = []
     for i, tree in enumerate(trees):
@@ -312,8 +312,8 @@ def plain_dpo(policy, reference, rows, beta):
     losses = []
     for row in rows:
         with torch.no_grad():
-            held = log_prob(reference, row, "chosen") - log_prob(reference, row, "rejected")
-        margin = log_prob(policy, row, "chosen") - log_prob(policy, row, "rejected") - held
+            base = log_prob(reference, row, "chosen") - log_prob(reference, row, "rejected")
+        margin = log_prob(policy, row, "chosen") - log_prob(policy, row, "rejected") - base
         losses.append(-functional.logsigmoid(beta * margin))
     return torch.stack(losses).mean()
 
@@ -343,8 +343,8 @@ def test_the_recipe_is_plain_dpo(tmp_path, whole):
     for host in trees:
         tree = host.to("cpu")
         with torch.no_grad():
-            held = log_probs(reference, tree)
-        loss = dpo_loss(log_probs(policy, tree), held, tree, beta=0.3) / len(rows)
+            base = log_probs(reference, tree)
+        loss = dpo_loss(log_probs(policy, tree), base, tree, beta=0.3) / len(rows)
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(expected.item(), abs=1e-9)

@@ -28,8 +28,8 @@ class Stopped(Exception):
 
 def write(folder, samples=None, progress=None, size=7, fingerprint="rows", resume=False, overwrite=False, **options):
     rows = ListRows(rollouts(groups=20) if samples is None else samples, size, fingerprint)
-    told = offline.Options(**{**OPTIONS, **options})
-    return offline.write(rows, folder, told, resume=resume, overwrite=overwrite, progress=progress)
+    given = offline.Options(**{**OPTIONS, **options})
+    return offline.write(rows, folder, given, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def stop_at(call):
@@ -177,15 +177,15 @@ def test_a_file_that_changed(tmp_path):
     with pytest.raises(PackError) as error:
         offline.pack_file(source, tmp_path / "out", max_tokens=8, window=9, shard_tokens=18, resume=True)
     says(error, "rollouts.jsonl", "has changed since")
-    held = offline.pack_file(source, tmp_path / "out", max_tokens=8, window=9, shard_tokens=18, overwrite=True)
-    assert held.rows == 31
+    manifest = offline.pack_file(source, tmp_path / "out", max_tokens=8, window=9, shard_tokens=18, overwrite=True)
+    assert manifest.rows == 31
 
 
 def test_another_version(tmp_path):
     with pytest.raises(Stopped):
         write(tmp_path, progress=stop_at(5))
-    held = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps({**held, "treepack": "0.0.1"}))
+    content = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**content, "treepack": "0.0.1"}))
     with pytest.raises(PackError) as error:
         write(tmp_path, resume=True)
     says(error, "treepack 0.0.1", "--overwrite")
@@ -221,9 +221,9 @@ def test_shards_without_a_manifest(tmp_path):
 def test_overwrite_leaves_other_files(tmp_path):
     write(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    held = write(tmp_path, samples=rollouts(groups=2), overwrite=True)
+    manifest = write(tmp_path, samples=rollouts(groups=2), overwrite=True)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"notes.txt", "manifest.json", *(shard.file for shard in held.shards)}
+    assert names == {"notes.txt", "manifest.json", *(shard.file for shard in manifest.shards)}
 
 
 def test_resume_and_overwrite(tmp_path):

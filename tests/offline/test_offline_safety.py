@@ -193,13 +193,13 @@ def test_resuming_a_finished_run_says_so(file, tmp_path, capsys):
 def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(file, tmp_path, name):
     out = tmp_path / "out"
     offline.pack_file(file, out, **OPTIONS)
-    held = json.loads((out / "manifest.json").read_text())
-    shard = held["shards"][0]["file"]
+    content = json.loads((out / "manifest.json").read_text())
+    shard = content["shards"][0]["file"]
     (tmp_path / shard).write_bytes((out / shard).read_bytes())
     named = name.format(shard) if isinstance(name, str) else name
     named = str(tmp_path / shard) if name == "/{}" else named
-    held["shards"][0]["file"] = named
-    (out / "manifest.json").write_text(json.dumps(held))
+    content["shards"][0]["file"] = named
+    (out / "manifest.json").write_text(json.dumps(content))
     for call in (lambda: offline.load(out), lambda: offline.pack_file(file, out, **OPTIONS, resume=True)):
         with pytest.raises(PackError) as caught:
             call()

@@ -26,13 +26,13 @@ EVERYTHING = "every token, as there is no mask of what is trained (completion_ma
 
 def test_an_account_is_plain_data():
     account = ColumnAccount(trains="what loss_mask marks", notes=["not used: x"])
-    account.read("ids", "input_ids", "told")
+    account.read("ids", "input_ids", "given")
     account.carry("version", "version")
     account.leave("question", "text")
     assert account.columns == {"input_ids": "ids", "version": "version"}
     assert account.unread == {"question": "text"}
     assert account.lines() == [
-        "read: input_ids from ids (told)",
+        "read: input_ids from ids (given)",
         "carried: version",
         "not read: question (text)",
         "trained: what loss_mask marks",
@@ -208,8 +208,8 @@ def test_it_is_shown_everywhere(tmp_path, capsys):
     from treepack.cli.commands import run
 
     path = jsonl(tmp_path, *[{"tokens": IDS, "version": [3] * 6, "question": "2 + 2"}] * 3)
-    lines = ["carried: version (told)", "not read: question (text)", f"trained: {EVERYTHING}"]
-    told = ["--column", "version=version"]
+    lines = ["carried: version (given)", "not read: question (text)", f"trained: {EVERYTHING}"]
+    given = ["--column", "version=version"]
 
     def called(*arguments):
         assert run([str(x) for x in arguments]) == 0
@@ -218,16 +218,17 @@ def test_it_is_shown_everywhere(tmp_path, capsys):
         return out
 
     page = tmp_path / "page.html"
-    out = called("inspect", path, *told, "--tokenizer", "models/qwen", "--html", page)
+    out = called("inspect", path, *given, "--tokenizer", "models/qwen")
+    assert "the tokenizer models/qwen makes no ids" in out
+    out = called("inspect", path, *given, "--html", page)
     assert all(line in out.splitlines() for line in lines)
-    assert "not used: the tokenizer models/qwen" in out
     assert all(line in page.read_text() for line in lines)
-    account = json.loads(called("inspect", path, *told, "--json"))["account"]
+    account = json.loads(called("inspect", path, *given, "--json"))["account"]
     assert ColumnAccount.from_json(account).lines() == ["read: input_ids from tokens", *lines]
-    out = called("pack", path, *told, "--out", tmp_path / "out")
+    out = called("pack", path, *given, "--out", tmp_path / "out")
     assert out.splitlines()[1:] == ["read: input_ids from tokens", *lines]
-    held = json.loads((tmp_path / "out" / "manifest.json").read_text())["source"]["columns"]
-    assert held == account == json.loads(called("pack", path, *told, "--out", tmp_path / "b", "--json"))["account"]
+    stored = json.loads((tmp_path / "out" / "manifest.json").read_text())["source"]["columns"]
+    assert stored == account == json.loads(called("pack", path, *given, "--out", tmp_path / "b", "--json"))["account"]
     manifest = offline.pack_file(path, tmp_path / "c", max_tokens=99, columns={"version": "version"})
     assert manifest.source["columns"] == account
 

@@ -71,7 +71,7 @@ def test_whole_samples_that_begin_or_end_with_a_half(tmp_path):
     assert terms(jsonl(tmp_path, {"input_ids": IDS, "prompt_ids": IDS[:4], "loss_mask": MASK})) == [12, 14, 15]
 
 
-def test_halves_that_cannot_be_told_apart_are_refused(tmp_path):
+def test_halves_that_cannot_be_distinguished_are_refused(tmp_path):
     def said(*rows):
         return message(jsonl(tmp_path, *rows))
 
@@ -153,11 +153,11 @@ def test_names_of_ones_own_are_columns(tmp_path):
     path = jsonl(tmp_path, {"input_ids": IDS, "x": 1.0, "reward_model": 2.0})
     own = {"margin": "x", "reward2": "x", "reward_model": "reward_model", "policy_version": "x"}
     rollouts = open_rollouts(path, columns=own)
-    assert {use.name for use in rollouts.account.of("carried")} == set(own)
+    assert {use.name for use in rollouts.account.select_uses("carried")} == set(own)
 
 
 def test_a_tokenizer_that_is_not_used_is_said(tmp_path):
     path = jsonl(tmp_path, {"input_ids": IDS})
     assert open_rollouts(path).account.notes == []
     (note,) = open_rollouts(path, tokenizer="models/qwen").account.notes
-    assert note == "not used: the tokenizer models/qwen, since the file has token ids and no chat is read"
+    assert note == "the tokenizer models/qwen makes no ids: the file has token ids, and no chat is read"

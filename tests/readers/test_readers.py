@@ -1,4 +1,4 @@
-"""Every format gives the same samples, from any start, in any batch size; columns by the usual names or as told."""
+"""Every format gives the same samples, from any start, in any batch size; columns by the usual names or as given."""
 
 import gzip
 import json
@@ -187,7 +187,7 @@ def test_padding_is_cut_out(tmp_path):
     assert one(tmp_path, row) == {"input_ids": [5, 6], "completion_mask": [0, 1], "advantage": 0.5}
 
 
-def test_columns_as_told(tmp_path):
+def test_columns_as_given(tmp_path):
     row = {"mine": [1, 2, 3], "input_ids": [9], "weight": 2.0, "advantage": 1.0}
     sample = one(tmp_path, row, columns={"input_ids": "mine", "weight": "weight", "advantage": ""})
     assert sample == {"input_ids": [1, 2, 3], "weight": 2.0}

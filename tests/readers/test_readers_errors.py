@@ -42,8 +42,8 @@ GOOD = {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1], "advantage": 1.0}
         ({"completion_mask": [0, 1, None]}, "FILE, line 3: completion_mask[2] is null; numbers are needed"),
         ({"old_log_probs": [0, "x", 0]}, "FILE, line 3: old_log_probs[1] is 'x'; numbers are needed"),
         ({"input_ids": None}, "FILE, line 3: input_ids is null"),
-        ({"input_ids": 7}, "FILE, line 3: input_ids has shape (); one axis is needed"),
-        ({"input_ids": []}, "FILE, line 3: no tokens; a sample has at least one"),
+        ({"input_ids": 7}, "FILE, line 3: input_ids is a number; a list of token ids is needed"),
+        ({"input_ids": []}, "FILE, line 3: no tokens in input_ids; a sample has at least one"),
         ({"input_ids": [1, -2, 3]}, "FILE, line 3: input_ids[1] is -2; allowed are ids from 0 to 2147483647"),
         ({"input_ids": [1, 2, 2**31]}, "FILE, line 3: input_ids[2] is 2147483648; allowed are ids"),
         ({"input_ids": [1, 2, 2**70]}, "FILE, line 3: input_ids[2] is 1180591620717411303424; token ids"),
@@ -265,3 +265,37 @@ def test_a_damaged_file(tmp_path, format):
                 said.append(str(error))
     assert len(said) > 60
     assert not any("\n" in text for text in said)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_number_in_each_row_is_no_list_of_token_ids(tmp_path, form):
+    path = tmp_path / f"rows.{form}"
+    if form == "jsonl":
+        path.write_text('{"input_ids": 5}\n{"input_ids": 6}\n')
+    else:
+        pa = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"input_ids": pa.array([5, 6])}), path)
+    with pytest.raises(ReadError) as caught:
+        open_rollouts(path)
+    assert str(caught.value) == (
+        f"{path}: column 'input_ids' holds one number in each row; a list of token ids is needed, the tokens of one "
+        "sample in one row"
+    )
+    first = "line 1" if form == "jsonl" else "row 0"
+    with pytest.raises(ReadError) as caught:
+        list(open_rollouts(path, columns={"input_ids": "input_ids"}).batches(8))
+    assert str(caught.value) == f"{path}, {first}: input_ids is a number; a list of token ids is needed"
+
+
+def test_no_tokens_are_said_with_their_columns(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for row, names in [
+        ({"tokens": []}, "tokens"),
+        ({"prompt_ids": [], "response_ids": []}, "prompt_ids and response_ids"),
+    ]:
+        path.write_text(json.dumps({name: [1, 2] for name in row}) + "\n" + json.dumps(row) + "\n")
+        with pytest.raises(ReadError) as caught:
+            list(open_rollouts(path).batches(8))
+        assert str(caught.value) == (
+            f"{path}, line 2: no tokens in {names}; a sample has at least one. Leave empty samples out"
+        )

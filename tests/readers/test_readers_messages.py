@@ -196,7 +196,7 @@ def test_nulls_go_at_every_depth_and_what_means_something_stays():
     assert tool == {"function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
 
 
-def test_what_arrow_filled_is_told_from_what_was_written():
+def test_what_arrow_filled_is_distinguished_from_what_was_written():
     """`default: null` of a parameter that may be null, or of one for which no row has another default."""
     may = {"type": ["string", "null"], "default": None, "const": None}
     rows = [

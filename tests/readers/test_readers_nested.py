@@ -5,100 +5,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
+from nested_rows import EXPECTED, TRAJECTORIES, choice, close, message, read, sample, write
 
 import treepack
-from treepack.readers import ReadError, ReadWarning, open_rollouts
-
-
-def write(folder, format, rows):
-    path = folder / f"rows.{format}"
-    if format == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif format == "json":
-        path.write_text(json.dumps(rows, indent=1))
-    else:
-        pa = pytest.importorskip("pyarrow", reason="Parquet and datasets need pyarrow")
-        table = pa.Table.from_pylist(rows)
-        if format == "parquet":
-            pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=1)
-        else:
-            datasets = pytest.importorskip("datasets", reason="folders of datasets need datasets")
-            datasets.disable_progress_bars()
-            datasets.Dataset(table).save_to_disk(str(path))
-    return path
-
-
-def read(path, samples=1024, start=0, **options):
-    return [sample for batch in open_rollouts(path, **options).batches(samples, start=start) for sample in batch]
-
-
-def plain(sample):
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
-
-
-def close(got, wanted):
-    assert len(got) == len(wanted)
-    for one, other in zip(map(plain, got), wanted, strict=True):
-        assert one == {
-            name: pytest.approx(value, nan_ok=True) if isinstance(value, float | list) else value
-            for name, value in other.items()
-        }
-
-
-def step(prompt, answer, log_probs, **more):
-    """A step of verifiers and of prime-rl before its traces."""
-    tokens = {
-        "prompt_ids": prompt,
-        "prompt_mask": [0] * len(prompt),
-        "completion_ids": answer,
-        "completion_mask": [1] * len(answer),
-        "completion_logprobs": log_probs,
-        "overlong_prompt": False,
-        "is_truncated": False,
-        "routed_experts": None,
-    }
-    said = {"role": "user", "content": "?"}
-    response = {"id": "r", "message": {"role": "assistant", "content": "!", "tokens": {**tokens}}}
-    return {"prompt": [said], "completion": [said], "response": response, "tokens": tokens, **more}
-
-
-TRAJECTORIES = [
-    {
-        "example_id": 4,
-        "prompt": [{"role": "user", "content": "?"}],
-        "completion": [{"role": "assistant", "content": "!"}],
-        "reward": 1.0,
-        "trajectory": [
-            step([1, 2], [3, 4], [-0.5, -0.25], reward=None, advantage=0.75),
-            step([1, 2, 3, 4, 5], [6], [-0.125], reward=None, advantage=0.5),
-            step([1, 2, 9], [6, 7], [-1.0, -2.0], reward=None, advantage=-0.5),  # its history was rewritten
-        ],
-    },
-    {
-        "example_id": 5,
-        "prompt": [{"role": "user", "content": "?"}],
-        "completion": [{"role": "assistant", "content": "!"}],
-        "reward": 0.0,
-        "trajectory": [step([8], [9, 9], [-0.5, -0.5], reward=None, advantage=-1.0)],
-    },
-]
-
-
-def sample(prompt, answer, log_probs=None, **more):
-    out = {"input_ids": prompt + answer, "completion_mask": [0] * len(prompt) + [1] * len(answer)}
-    if log_probs is not None:
-        out["old_log_probs"] = [0.0] * len(prompt) + log_probs
-    return out | more
-
-
-EXPECTED = [
-    sample([1, 2], [3, 4], [-0.5, -0.25], reward=1.0, advantage=0.75, group_id=4),
-    sample([1, 2, 3, 4, 5], [6], [-0.125], reward=1.0, advantage=0.5, group_id=4),
-    sample([1, 2, 9], [6, 7], [-1.0, -2.0], reward=1.0, advantage=-0.5, group_id=4),
-    sample([8], [9, 9], [-0.5, -0.5], reward=0.0, advantage=-1.0, group_id=5),
-]
+from treepack.readers import ReadError, open_rollouts
 
 
 @pytest.mark.parametrize("format", ["jsonl", "json", "parquet", "datasets"])
@@ -168,86 +79,8 @@ def test_triplets_of_agent_lightning(tmp_path):
         triplet([1, 2, 3, 4], [5, 6], 0.5, logprobs=content[1]),
     ]
     close(read(write(tmp_path, "jsonl", rows)), expected)
-    told = {"reward": "final_reward"}
-    assert [sample["reward"] for sample in read(write(tmp_path, "jsonl", rows), columns=told)] == [0.5, 0.5]
-
-
-def choice(index, ids, log_probs, **more):
-    content = [
-        {"token": f"token_id:{token}", "logprob": lp, "top_logprobs": []}
-        for token, lp in zip(ids, log_probs, strict=True)
-    ]
-    message = {"role": "assistant", "content": "!"}
-    return {"index": index, "message": message, "logprobs": {"content": content}, "token_ids": ids, **more}
-
-
-def test_chat_responses_of_vllm(tmp_path):
-    rows = [
-        {
-            "id": "chatcmpl-1",
-            "prompt_token_ids": [1, 2, 3],
-            "choices": [choice(0, [4, 5], [-0.5, -0.25]), choice(1, [6], [-1.0])],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 3},
-        },
-        {"id": "chatcmpl-2", "prompt_token_ids": [7], "choices": [choice(0, [8], [-2.0])], "usage": None},
-    ]
-    expected = [sample([1, 2, 3], [4, 5], [-0.5, -0.25]), sample([1, 2, 3], [6], [-1.0]), sample([7], [8], [-2.0])]
-    for format in ("jsonl", "parquet"):
-        close(read(write(tmp_path, format, rows)), expected)
-
-
-def test_completions_of_vllm(tmp_path):
-    def completion(prompt, ids, log_probs):
-        held = {"tokens": ["x"] * len(ids), "token_logprobs": log_probs, "top_logprobs": None, "text_offset": [0]}
-        return {"text": "!", "logprobs": held, "prompt_token_ids": prompt, "token_ids": ids}
-
-    rows = [{"id": "cmpl-1", "choices": [completion([1, 2], [3], [-0.5]), completion([4], [5, 6], [-1.0, -2.0])]}]
-    close(read(write(tmp_path, "jsonl", rows)), [sample([1, 2], [3], [-0.5]), sample([4], [5, 6], [-1.0, -2.0])])
-
-
-def test_outputs_of_vllm_without_a_server(tmp_path):
-    """`LLM.generate`, as JSON: of each token the log-probs of some tokens, by id."""
-
-    def at(token, log_prob):
-        return {str(token): {"logprob": log_prob, "rank": 1, "decoded_token": "x"}, "77": {"logprob": -9.0, "rank": 2}}
-
-    outputs = [
-        {
-            "index": 0,
-            "text": "!",
-            "token_ids": [3, 4],
-            "cumulative_logprob": -3.0,
-            "logprobs": [at(3, -1.0), at(4, -2.0)],
-        },
-        {"index": 1, "text": "!", "token_ids": [5], "cumulative_logprob": -0.5, "logprobs": [at(5, -0.5)]},
-    ]
-    rows = [{"request_id": "1", "prompt": "?", "prompt_token_ids": [1, 2], "outputs": outputs, "finished": True}]
-    close(read(write(tmp_path, "jsonl", rows)), [sample([1, 2], [3, 4], [-1.0, -2.0]), sample([1, 2], [5], [-0.5])])
-
-
-def test_responses_of_sglang(tmp_path):
-    """Ids beside what the server says of the request, or in it: [log-prob, id, text] of each token."""
-    meta = {
-        "id": "x",
-        "finish_reason": {"type": "stop"},
-        "prompt_tokens": 2,
-        "completion_tokens": 2,
-        "output_token_logprobs": [[-0.5, 3, None], [-0.25, 4, "d"]],
-    }
-    expected = [sample([1, 2], [3, 4], [-0.5, -0.25])]
-    whole = meta | {"input_token_logprobs": [[None, 1, "a"], [-7.0, 2, "b"]]}
-    close(read(write(tmp_path, "jsonl", [{"text": "!", "output_ids": [3, 4], "meta_info": whole}])), expected)
-    close(read(write(tmp_path, "jsonl", [{"text": "!", "meta_info": whole}])), expected)
-    close(
-        read(write(tmp_path, "json", [{"prompt_token_ids": [1, 2], "output_ids": [3, 4], "meta_info": meta}])), expected
-    )
-    chat = {"choices": [{"index": 0, "prompt_token_ids": [1, 2], "meta_info": meta}]}
-    close(read(write(tmp_path, "jsonl", [chat])), expected)
-    part = meta | {"input_token_logprobs": [[-7.0, 2, "b"]]}
-    with pytest.raises(
-        ReadError, match=r"line 1: meta_info.prompt_tokens is 2, and 1 token ids are there; .*logprob_start"
-    ):
-        read(write(tmp_path, "jsonl", [{"text": "!", "output_ids": [3, 4], "meta_info": part}]))
+    given = {"reward": "final_reward"}
+    assert [sample["reward"] for sample in read(write(tmp_path, "jsonl", rows), columns=given)] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
@@ -296,8 +129,8 @@ def test_traces_of_verifiers(tmp_path, format):
 
     def node(parent, ids, mask=(), log_probs=(), **more):
         said = {"role": "user", "content": "x"}
-        held = {"parent": parent, "message": said, "sampled": bool(mask), "token_ids": ids}
-        return held | {"mask": [bool(on) for on in mask] or [False] * len(ids), "logprobs": list(log_probs), **more}
+        entry = {"parent": parent, "message": said, "sampled": bool(mask), "token_ids": ids}
+        return entry | {"mask": [bool(on) for on in mask] or [False] * len(ids), "logprobs": list(log_probs), **more}
 
     nodes = [
         node(None, [1, 2]),
@@ -405,12 +238,6 @@ def test_flat_columns_stay_flat(tmp_path):
     close(read(write(tmp_path, "jsonl", [row])), [sample([1], [2])])
 
 
-def test_a_request_beside_its_answers(tmp_path):
-    """The ids of the request are the prompt of what the server answered, and no whole sample."""
-    row = {"input_ids": [1, 2], "choices": [{"token_ids": [3]}, {"token_ids": [4]}]}
-    close(read(write(tmp_path, "jsonl", [row])), [sample([1, 2], [3]), sample([1, 2], [4])])
-
-
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_mask_of_an_unknown_name_in_a_step(tmp_path, batch):
     """As in a plain column: refused by its values, and each way out that the message names works."""
@@ -437,94 +264,6 @@ def test_everything_in_a_row_is_accounted_for(tmp_path):
     assert account.columns["old_log_probs"] == "trajectory[].tokens.completion_logprobs"
     assert {"prompt", "trajectory[].response", "trajectory[].tokens.prompt_mask"} <= set(account.unread)
     assert "trajectory" not in account.unread
-
-
-# --- what is said ---------------------------------------------------------------------------------------------------
-
-
-def message(tmp_path, rows, **options):
-    with pytest.raises(ReadError) as caught:
-        read(write(tmp_path, "jsonl", rows), **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value).replace(str(tmp_path / "rows.jsonl"), "FILE")
-
-
-def test_errors_name_the_step(tmp_path):
-    row = json.loads(json.dumps(TRAJECTORIES[0]))
-    row["trajectory"][1]["tokens"]["completion_ids"] = [6, -1]
-    text = message(tmp_path, [TRAJECTORIES[1], row])
-    assert text.startswith(
-        "FILE, line 2, trajectory[1]: trajectory[].tokens.completion_ids[1] is -1; allowed are ids from"
-    )
-    row["trajectory"][1]["tokens"] = None
-    text = message(tmp_path, [TRAJECTORIES[1], row])
-    assert text == "FILE, line 2, trajectory[1]: trajectory[].tokens.prompt_ids is null; a list of token ids is needed"
-    row["trajectory"][1]["tokens"] = [1]
-    text = message(tmp_path, [TRAJECTORIES[1], row])
-    assert text == (
-        "FILE, line 2, trajectory[1].tokens: trajectory[].tokens.completion_mask looks for 'completion_mask' in a "
-        "list; an object is needed there"
-    )
-    row["trajectory"] = {"a": 1}
-    text = message(tmp_path, [TRAJECTORIES[1], row])
-    assert text.startswith("FILE, line 2, trajectory: trajectory[].")
-    assert text.endswith("goes through an object; a list is needed there")
-
-
-def test_lists_of_other_lengths(tmp_path):
-    row = {"prompt_token_ids": [[1], [2]], "response_ids": [[3], [4]], "rewards": [1.0, 2.0]}
-    text = message(tmp_path, [row, row | {"response_ids": [[3]]}])
-    assert text.startswith(
-        "FILE, line 2: prompt_token_ids[] has 2 items and response_ids[] 1; one of each for each sample"
-    )
-
-
-def test_answers_without_a_prompt(tmp_path):
-    text = message(tmp_path, [{"id": "x", "choices": [choice(0, [1, 2], [-1.0, -1.0])]}])
-    assert text.startswith(
-        "FILE: choices[].token_ids holds the token ids of answers, and nothing those of their prompts"
-    )
-    assert "--column prompt_ids=PATH" in text
-
-
-def test_several_lists_of_ids(tmp_path):
-    step = {"prompt_ids": [1], "completion_ids": [2]}
-    row = {"first": [step], "second": [step]}
-    text = message(tmp_path, [row])
-    assert text == (
-        "FILE: token ids lie in first[].completion_ids, second[].completion_ids; say which are meant, say --column "
-        "completion_ids=first[].completion_ids --column prompt_ids=first[].prompt_ids"
-    )
-    told = {"prompt_ids": "second[].prompt_ids", "completion_ids": "second[].completion_ids"}
-    close(read(write(tmp_path, "jsonl", [row]), columns=told), [sample([1], [2])])
-
-
-@pytest.mark.parametrize(
-    ("column", "says"),
-    [
-        ("steps[0].x", "--column input_ids=steps[0].x: 'steps[0].x' is no path; allowed are names with []"),
-        ("steps[.x", "is no path"),
-        (".x", "is no path"),
-        ("none[].x", "FILE: no column 'none' to take input_ids from by 'none[].x'; it has trajectory"),
-        ("trajectory[].none", "FILE, line 1, trajectory[0]: trajectory[].none is null; a list of token ids is needed"),
-    ],
-)
-def test_paths_that_lead_nowhere(tmp_path, column, says):
-    rows = [{"trajectory": TRAJECTORIES[0]["trajectory"]}]
-    assert says in message(tmp_path, rows, columns={"input_ids": column})
-
-
-def test_rows_without_steps(tmp_path):
-    """A rollout that failed before its first step gives no sample, and that is said."""
-    rows = [
-        TRAJECTORIES[0],
-        TRAJECTORIES[1] | {"trajectory": []},
-        TRAJECTORIES[1],
-        TRAJECTORIES[1] | {"trajectory": None},
-    ]
-    with pytest.warns(ReadWarning, match=r"2 rows hold no samples, the first is line 2: trajectory is empty"):
-        got = read(write(tmp_path, "jsonl", rows))
-    close(got, EXPECTED)
 
 
 def test_the_table_of_the_page(tmp_path):

@@ -60,6 +60,14 @@ def test_a_mask_and_log_probs_of_one_length_tell_the_response(tmp_path):
     assert "log_probs has 4 values" in message(tmp_path, {"tokens": IDS, "log_probs": [0.0] * 4})
 
 
+@pytest.mark.parametrize("count", [float("nan"), float("inf"), -float("inf"), 2.5, True, None, "2", 10**400])
+def test_a_count_that_is_no_number_of_tokens(tmp_path, count):
+    for name in ("response_length", "prompt_length"):
+        says = message(tmp_path, {"tokens": IDS, name: count})
+        assert f"{name} is " in says
+        assert "a number of tokens from 0 to 6 is needed" in says
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [

@@ -1,4 +1,4 @@
-"""Files in which nothing is trained stop; conversations of which nothing is trained are told, with the roles there."""
+"""Files in which nothing is trained stop; conversations with nothing to train are reported, with the roles there."""
 
 import json
 

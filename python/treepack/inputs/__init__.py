@@ -9,6 +9,7 @@
     finite         log-probs that are no numbers where a loss reads them
     tables         DataFrames, Arrow tables and columns of lists -> rows
     batches        padded and flat batches
+    nested         batches of nested tensors -> flat batches
     samples        whatever `treepack.pack` takes
     reader         ... again and again: what looks as it did before is borrowed without a look from Python
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ..errors import shown
+
 Use = Literal["read", "carried", "not read"]
 _USES: tuple[Use, ...] = ("read", "carried", "not read")
 
@@ -27,10 +29,11 @@ class ColumnUse:
     name: str | None = None
     """What it is read or carried as: its name in a sample. None where it is not read."""
     why: str = ""
-    """Why it is not read, or that it was told; '' where the name says all."""
+    """Why it is not read, or "given" where the user named it; '' where the name says all."""
 
     def __str__(self) -> str:
-        text = self.column if self.name in (None, self.column) else f"{self.name} from {self.column}"
+        column = shown(self.column)
+        text = column if self.name in (None, self.column) else f"{shown(self.name)} from {column}"
         return f"{text} ({self.why})" if self.why else text
 
 
@@ -56,7 +59,7 @@ class ColumnAccount(Sequence[ColumnUse]):
         """A column that is not read."""
         self.uses.append(ColumnUse(column, "not read", None, why))
 
-    def of(self, use: Use) -> list[ColumnUse]:
+    def select_uses(self, use: Use) -> list[ColumnUse]:
         """The uses of one kind."""
         return [one for one in self.uses if one.use == use]
 
@@ -68,7 +71,7 @@ class ColumnAccount(Sequence[ColumnUse]):
     @property
     def unread(self) -> dict[str, str]:
         """Name in the input -> why it is not read."""
-        return {one.column: one.why for one in self.of("not read")}
+        return {one.column: one.why for one in self.select_uses("not read")}
 
     @property
     def plain(self) -> bool:
@@ -82,9 +85,9 @@ class ColumnAccount(Sequence[ColumnUse]):
         return {"columns": [asdict(one) for one in self.uses], "trains": self.trains, "notes": self.notes}
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> ColumnAccount:
+    def from_json(cls, given: Mapping[str, Any]) -> ColumnAccount:
         """What `to_json` gave. KeyError or TypeError for anything else."""
-        return cls([ColumnUse(**one) for one in held["columns"]], held["trains"], list(held["notes"]))
+        return cls([ColumnUse(**one) for one in given["columns"]], given["trains"], list(given["notes"]))
 
     def with_prefix(self, prefix: str) -> Iterator[ColumnUse]:
         """The uses with another name in a sample: "chosen." and "rejected." of the sides of a pair."""
@@ -93,7 +96,7 @@ class ColumnAccount(Sequence[ColumnUse]):
 
     def lines(self) -> list[str]:
         """A line for each kind of use that there is, one for what is trained, and the notes."""
-        out = [f"{use}: {', '.join(map(str, held))}" for use in _USES if (held := self.of(use))]
+        out = [f"{use}: {', '.join(map(str, uses))}" for use in _USES if (uses := self.select_uses(use))]
         return [*out, *([f"trained: {self.trains}"] if self.trains else []), *self.notes]
 
     def __str__(self) -> str:

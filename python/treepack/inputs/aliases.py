@@ -106,7 +106,7 @@ def half_of_pair(names: Collection[Any], per_token: Callable[[str], bool]) -> st
 
 
 def right_name(name: str, column: str, columns: Collection[str]) -> str | None:
-    """The canonical name that is meant where a column of an input was told to be taken as `name`; None where `name` is
+    """The canonical name that is meant where a column of an input is to be taken as `name`; None where `name` is
     one, or one of its own. `column`: what it is taken from, '' to leave it out; `columns`: those of the input.
 
     A name that differs in a letter or two makes a new column, and what should have been heeded is not.
@@ -137,8 +137,15 @@ def no_ids(names: Collection[Any]) -> str:
         next((name for name in USUAL[canonical] if name in names), None)
         for canonical in ("input_ids", "prompt_ids", "completion_ids")
     )
-    if renamed is not None:
+    if renamed is not None and (prompt is None) == (completion is None):
         return f"{text}: rename {renamed!r} to input_ids"
+    if renamed is not None:  # half of a pair, or the whole beside one
+        half = prompt or completion
+        return (
+            f"{text}: where {half!r} and {renamed!r} are the two halves of a sample, join them into input_ids; where "
+            f"{renamed!r} holds both, rename it to input_ids and leave {half!r} out; with a completion_mask of 0 for "
+            "each token of the prompt and 1 for each of the completion"
+        )
     if prompt is not None and completion is not None:
         return (
             f"{text}: join {prompt!r} and {completion!r} into input_ids, with a completion_mask of 0 for each token of "

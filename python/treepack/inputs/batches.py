@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..errors import PackError, Where
+from ..errors import PackError, Where, shown
 from .columns import (
     BOTH,
     COUNTS,
@@ -45,7 +45,12 @@ def read_padded(batch: dict[str, Any]) -> Inputs:
             f"input_ids has shape {ids.shape}; {single}a padded batch is (B, S), a flat one comes with cu_seqlens"
         )
     if REAL not in batch:
-        raise PackError("a padded batch needs an attention_mask (B, S): lengths, never ids, say what is padding")
+        raise PackError(
+            "a padded batch needs an attention_mask (B, S), of ones where nothing is padding: lengths, never ids, say "
+            "what is padding"
+        )
+    if len(ids) and not ids.size:  # of rows without width there may be more than there is memory for
+        raise PackError(f"input_ids has shape {ids.shape}; a sample needs at least one token", sample=0)
     tokens = _Padded(to_numpy(batch.pop(REAL), Where(REAL)), ids.shape)
     empty = np.flatnonzero(np.diff(tokens.offsets) == 0)
     if empty.size:
@@ -87,7 +92,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], ids: tuple[int, ...], only_p
         hint = f"; one value per sample is ({size},): take [:, 0]"
     elif shape[:1] == (size,) and len(shape) > 1 and shape[1] != width:
         hint = "; columns per token are as wide as input_ids, with 0 (say) at the prompt and at padding"
-    return f"{name} has shape {shape}; a column of this batch has {wanted}{hint}"
+    return f"{shown(name)} has shape {shape}; a column of this batch has {wanted}{hint}"
 
 
 def read_flat(batch: dict[str, Any], per_token: frozenset[str], per_sample: frozenset[str]) -> Inputs:
@@ -210,7 +215,7 @@ def _read(batch: dict[str, Any], tokens: _Tokens, per_token: frozenset[str], per
 def _rows(array: Array, name: str, count: int, what: str) -> Array:
     if array.ndim == 0 or len(array) != count:
         has = "no rows" if array.ndim == 0 else f"{len(array)} rows"
-        raise PackError(f"{name} has {has}; the batch has {count} {what}")
+        raise PackError(f"{shown(name)} has {has}; the batch has {count} {what}")
     return array
 
 

@@ -40,7 +40,7 @@ def check(columns: Inputs, first: int = 0, known: Mapping[str, Suspect] | None =
     Returns the columns that nothing has cleared so far; they have to be looked at again.
     """
     _check_second_masks(columns, first)
-    held = {}
+    uncleared = {}
     if known is None:
         known = {name: Suspect(name, columns.mask is not None) for name in looked_at(columns)}
     for name, _, values in columns.token_columns:
@@ -57,8 +57,8 @@ def check(columns: Inputs, first: int = 0, known: Mapping[str, Suspect] | None =
         if suspect.found:
             raise _where(columns, first + (found or 0)).error(f"has {packing_remedy(name, suspect.found)}")
         if not suspect.cleared:
-            held[name] = suspect
-    return held
+            uncleared[name] = suspect
+    return uncleared
 
 
 def looked_at(columns: Inputs) -> list[str]:

@@ -6,6 +6,7 @@ whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,9 @@ def _from_torch(value: Any, where: Where) -> Array:
 
 def _not_in_numpy(tensor: Any) -> str:
     if tensor.is_nested:
-        return "is a nested tensor; give one sample for each of its parts, or a padded batch"
+        return (
+            "is a nested tensor; give one sample for each of its parts, a padded batch, or nested input_ids beside it"
+        )
     if str(tensor.layout) != "torch.strided":
         return f"has layout {tensor.layout}; packing works on dense tensors: call .to_dense() first"
     if tensor.is_quantized:
@@ -220,11 +223,17 @@ def to_scalars(values: Any, name: str) -> Array:
     where = Where(name)
     if isinstance(values, np.ndarray) or hasattr(values, "detach"):
         array = to_numpy(values, where)
+    elif isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping | Set):
+        array = _stack(list(values), where)
     else:
-        array = _stack(values, where)
+        raise where.type_error(f"is {_kind(values)}; a list or an array with one value per sample is needed")
     if array.ndim != 1:
         raise where.error(f"has shape {array.shape}; a per-sample column has one value per sample: (n,)")
     return np.ascontiguousarray(array)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _stack(values: Any, where: Where) -> Array:

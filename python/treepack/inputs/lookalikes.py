@@ -17,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import shown
+
 Array = npt.NDArray[Any]
 Look = Literal["mask", "labels", "offsets", "positions", "lengths", "segments"]
 Pairing = Literal["whole", "apart", "mixed"]
@@ -215,7 +217,7 @@ ONE_SAMPLE = "a row is one sample: leave this column out, and give a dict for ea
 def packing_remedy(name: str, look: Look) -> str:
     """What to say of a column in a call of `pack`; starts after "it has"."""
     if look in ("mask", "labels"):
-        given = f"{name} (1 = trained)" if look == "mask" else f"{name} >= 0 where a label is its own token"
+        given = shown(name) + (" (1 = trained)" if look == "mask" else " >= 0 where a label is its own token")
         return (
             f"a column {name!r} and no completion_mask, so every token would be trained; its values are "
             f"{SHOWN[look]}: give completion_mask = {given}, or completion_mask = ones to train every token and carry "

@@ -44,7 +44,9 @@ class Reader:
         what is wrong is said by those who read the columns and know more.
         """
         look = self._look
-        if look is None or not column_checks.harmless(samples, look.looked_at, look.masked):
+        if look is None:
+            return None
+        if look.looked_at and not column_checks.harmless(samples, look.looked_at, look.masked):
             return None
         try:
             made = call(samples, look.core)
@@ -72,7 +74,7 @@ class Readers:
         self._readers: dict[frozenset[Any], Reader] = {}
         self._changing = Lock()
 
-    def of(self, samples: Any) -> Reader:
+    def get_reader(self, samples: Any) -> Reader:
         """The reader for samples like the first one."""
         if not (type(samples) is list and samples and isinstance(samples[0], dict)):
             return Reader()

@@ -3,7 +3,7 @@ others are converted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,21 +26,25 @@ from .convert import (
     to_numpy,
     to_scalars,
 )
+from .nested import flat_of_nested, is_nested
 from .tables import rows_of
 
 Convert = Callable[[Any, Where], Array]
 
 
-def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> Inputs:
+def read(samples: Any, per_token: Collection[str], per_sample: Collection[str]) -> Inputs:
     """Columns of a list of dicts, a table, a padded batch or a flat batch; `Inputs` are ready."""
     if isinstance(samples, Inputs):
         return samples
+    per_token, per_sample = _column_names("per_token", per_token), _column_names("per_sample", per_sample)
     table = rows_of(samples)
     if table is not None:
         samples = table
     if isinstance(samples, Mapping):
         batch = dict(samples)
-        _check_names(batch, (*per_token, *per_sample))
+        _check_names(batch, per_token, per_sample)
+        if is_nested(batch.get(IDS)):
+            batch, per_token, per_sample = flat_of_nested(batch)  # which knows them by their form
         _check_needed(
             batch,
             Where("the batch"),
@@ -58,8 +62,21 @@ def read(samples: Any, per_token: Sequence[str], per_sample: Sequence[str]) -> I
     return _read_list(_core.columns(rows, [KEPT, COUNTS]), len(rows))
 
 
-def _check_names(batch: Mapping[str, Any], named: Sequence[str]) -> None:
-    for name in named:
+def _column_names(option: str, names: Any) -> tuple[str, ...]:
+    """What a call says of columns: a list of names."""
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise TypeError(f"{option} is {names!r}; a list of names of columns is needed")
+    present: tuple[str, ...] = tuple(names)
+    for name in present:
+        if not isinstance(name, str):
+            raise TypeError(f"{option} holds {name!r}; names are strings")
+    return present
+
+
+def _check_names(batch: Mapping[str, Any], per_token: Sequence[str], per_sample: Sequence[str]) -> None:
+    for name in (*per_token, *per_sample):
+        if name in per_token and name in per_sample:
+            raise PackError(f"per_token and per_sample both name {name!r}; a column is one of the two")
         if name not in batch:
             raise PackError(f"per_token or per_sample names {name!r}; the batch has {sorted(map(str, batch))}")
 

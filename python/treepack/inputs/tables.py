@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PackError
-from .columns import IDS
+from .columns import IDS, REAL
 from .convert import is_array
 
 Rows = list[dict[str, Any]]
@@ -21,9 +21,9 @@ Rows = list[dict[str, Any]]
 def rows_of(samples: Any) -> Rows | None:
     """A dict for each row of a table; None for what is no table. A batch, padded or flat, is none either."""
     if isinstance(samples, Mapping):
-        return _of_columns(samples) if is_ragged(samples) else None
+        return _rows_of_columns(samples) if is_ragged(samples) else None
     columns = columns_of(samples)
-    return None if columns is None else _of_columns(columns)
+    return None if columns is None else _rows_of_columns(columns)
 
 
 def columns_of(table: Any, other: Callable[[Any], list[Any]] | None = None) -> dict[str, list[Any]] | None:
@@ -48,16 +48,16 @@ def columns_of(table: Any, other: Callable[[Any], list[Any]] | None = None) -> d
 
 
 def is_ragged(batch: Mapping[str, Any]) -> bool:
-    """Whether a dict of columns has a list for each sample, of different lengths, and so is no padded batch. An array
-    of lists is none either."""
+    """Whether a dict of columns has a list for each sample, and so is no padded batch: lists of different lengths, a
+    single one that no mask says is padded, an array of lists."""
     ids: Any = batch.get(IDS)
     objects = isinstance(ids, np.ndarray) and ids.dtype == object and ids.ndim == 1
     if "cu_seqlens" in batch or not (objects or isinstance(ids, list | tuple)) or not all(map(is_array, ids)):
         return False
-    return objects or len({len(one) for one in ids}) > 1
+    return objects or len({len(one) for one in ids}) > 1 or (len(ids) == 1 and REAL not in batch)
 
 
-def _of_columns(columns: Mapping[str, Any]) -> Rows:
+def _rows_of_columns(columns: Mapping[str, Any]) -> Rows:
     counts = {}
     for name, values in columns.items():
         if isinstance(values, str | bytes) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:

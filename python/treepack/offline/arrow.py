@@ -1,4 +1,4 @@
-"""pyarrow, or one line that says how to get it. Held as `Any`: it comes without types."""
+"""pyarrow, or one line that says how to get it. Typed as `Any`: it comes without types."""
 
 from __future__ import annotations
 

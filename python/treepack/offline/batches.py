@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from .._core import PackError
+from ..errors import Where, listed, shown
 from ..inputs.aliases import right_name
-from ..inputs.columns import IDS, MASK
+from ..inputs.columns import IDS, MASK, check_name
 from ..inputs.finite import check_log_probs
 from ..inputs.tables import arrow_values
 from ..packing import pack
@@ -49,17 +50,17 @@ def pack_batch(
 
     Raises PackError or TypeError as `treepack.pack` does.
     """
-    told = Options(max_tokens=max_tokens, pairs=pairs, **options)
-    if told.placement == "stream":
+    given = Options(max_tokens=max_tokens, pairs=pairs, **options)
+    if given.placement == "stream":
         raise PackError("placement is 'stream'; a batch is packed at once: allowed is 'shared' or 'first_fit'")
-    held = _columns(batch, columns)
-    if columns is not None and not pairs and MASK not in held and IDS in held:
+    batch_columns = _columns(batch, columns)
+    if columns is not None and not pairs and MASK not in batch_columns and IDS in batch_columns:
         # Columns that were asked for are meant, whatever they hold.
-        held[MASK] = [np.ones(np.size(ids), np.uint8) for ids in held[IDS]]
-    trees = _trees(held, told)
+        batch_columns[MASK] = [np.ones(np.size(ids), np.uint8) for ids in batch_columns[IDS]]
+    trees = _trees(batch_columns, given)
     # Where all are skipped, the table has no row, and the columns that it would have with more room.
     like = trees or _trees(
-        held, replace(told, max_tokens=2**31, pad_to_multiple_of=None, max_terms=None, max_kept=None)
+        batch_columns, replace(given, max_tokens=2**31, pad_to_multiple_of=None, max_terms=None, max_kept=None)
     )
     if not like:
         raise PackError("the batch has no rows; at least one sample is needed")
@@ -87,8 +88,9 @@ def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[An
     names = list(batch.column_names if isinstance(batch, pa.Table) else batch.keys())
     wanted = {name: name for name in names} if columns is None else dict(columns)
     for name, given in wanted.items():
+        check_name(name, Where("the batch"))
         if given not in names:
-            raise PackError(f"the batch has no column {given!r} to take {name} from; it has {', '.join(names)}")
+            raise PackError(f"the batch has no column {given!r} to take {shown(name)} from; it has {listed(names)}")
         plain = name.removeprefix(_CHOSEN).removeprefix(_REJECTED)
         if columns is not None and (right := right_name(plain, given, names)) is not None:
             raise PackError(f"columns: {name!r} from {given!r}: a sample has no such column; did you mean {right!r}?")
@@ -100,7 +102,8 @@ def _columns(batch: Any, columns: Mapping[str, str] | None) -> dict[str, list[An
 def _values(column: Any, name: str) -> list[Any]:
     """A value for each row. What Arrow holds as numbers keeps its dtype."""
     if not isinstance(column, pa.ChunkedArray):
-        if isinstance(column, str) or not hasattr(column, "__len__"):
+        rows = hasattr(column, "__len__") and getattr(column, "ndim", 1) > 0
+        if isinstance(column, str | bytes | Mapping) or not rows:
             raise TypeError(
                 f"column {name!r} of the batch is of type {type(column).__name__}; one value per row is needed"
             )
@@ -129,9 +132,12 @@ def _pairs(columns: dict[str, list[Any]]) -> list[Pair]:
     for name in (f"{_CHOSEN}input_ids", f"{_REJECTED}input_ids"):
         if name not in columns:
             raise PackError(
-                f"pairs need {_CHOSEN}input_ids and {_REJECTED}input_ids; the batch has {', '.join(columns)}. Name "
+                f"pairs need {_CHOSEN}input_ids and {_REJECTED}input_ids; the batch has {listed(columns)}. Name "
                 "them: columns={'chosen.input_ids': ..., 'rejected.input_ids': ...}"
             )
+    counts = {name: len(values) for name, values in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise PackError(f"the columns of the batch have different numbers of rows: {counts}")
     return [
         Pair(chosen, rejected)
         for chosen, rejected in zip(side(_CHOSEN, _REJECTED), side(_REJECTED, _CHOSEN), strict=True)

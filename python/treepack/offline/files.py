@@ -41,9 +41,9 @@ def pack_file(
         PackError, TypeError: options, samples or the folder; says which, what it has, what is allowed.
         KeyboardInterrupt, or whatever `progress` raises: finished shards are there, `resume` continues.
     """
-    told = Options(**options)
-    rows = open_input(path, told.pairs, columns, tokenizer)
-    return write(rows, out, told, source=Path(path).name, resume=resume, overwrite=overwrite, progress=progress)
+    given = Options(**options)
+    rows = open_input(path, given.pairs, columns, tokenizer)
+    return write(rows, out, given, source=Path(path).name, resume=resume, overwrite=overwrite, progress=progress)
 
 
 def open_input(

@@ -27,7 +27,7 @@ from .pairs import PAIR
 from .rows import trees_of
 from .schema import FIRST_SAMPLE, LAYOUT_VERSION, formats_in
 
-#: Files that are held open, with the rows of their row groups.
+#: Files that are kept open, with the rows of their row groups.
 _OPEN_FILES = 16
 
 
@@ -72,8 +72,8 @@ def load(
             raise PackError(f"shuffle_seed is {seed}; allowed is 0 or more")
         order = np.random.default_rng(seed).permutation(len(order))
     steps = -(-len(order) // ranks)
-    held = order[mine::ranks]
-    return Trees(files, counts, held, steps - len(held), multiple)
+    share = order[mine::ranks]
+    return Trees(files, counts, share, steps - len(share), multiple)
 
 
 class Trees(TreeSequence):
@@ -187,23 +187,25 @@ class _Shard:
 
 def _shards(folder: Path) -> tuple[list[Path], list[int], int]:
     """Files of a folder, the trees of each, and what trees are padded to."""
-    held = manifests.read(folder)
-    if held is None:
+    manifest = manifests.read(folder)
+    if manifest is None:
         return _bare_shards(folder)
-    if held.layout != LAYOUT_VERSION:
-        raise PackError(f"{folder} holds trees of layout {held.layout}; this treepack reads layout {LAYOUT_VERSION}")
-    if not held.finished:
+    if manifest.layout != LAYOUT_VERSION:
         raise PackError(
-            f"{folder} holds an unfinished packing ({held.rows} rows in {len(held.shards)} shards): finish it with "
-            "`treepack pack ... --resume`"
+            f"{folder} holds trees of layout {manifest.layout}; this treepack reads layout {LAYOUT_VERSION}"
         )
-    files = [folder / shard.file for shard in held.shards]
-    for path, shard in zip(files, held.shards, strict=True):
+    if not manifest.finished:
+        raise PackError(
+            f"{folder} holds an unfinished packing ({manifest.rows} rows in {len(manifest.shards)} shards): finish it "
+            "with `treepack pack ... --resume`"
+        )
+    files = [folder / shard.file for shard in manifest.shards]
+    for path, shard in zip(files, manifest.shards, strict=True):
         if not path.is_file():
             raise PackError(f"{path} is missing; {manifests.NAME} names it")
         if path.stat().st_size != shard.bytes:
             raise PackError(f"{path} has {path.stat().st_size} bytes; {manifests.NAME} says {shard.bytes}: pack again")
-    return files, [shard.trees for shard in held.shards], held.options["pad_to_multiple_of"] or 1
+    return files, [shard.trees for shard in manifest.shards], manifest.options["pad_to_multiple_of"] or 1
 
 
 def _bare_shards(folder: Path) -> tuple[list[Path], list[int], int]:

@@ -43,8 +43,8 @@ def locked(folder: Path) -> Iterator[None]:
     On file systems without locks, and in folders that cannot be written to, there is none: writing says the rest.
     """
     path = folder / NAME
-    held = _take(path)
-    if held is None:
+    file = _take(path)
+    if file is None:
         yield
         return
     try:
@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # an open file cannot be removed on Windows: what stays there locks nobody out
             path.unlink(missing_ok=True)
-        os.close(held)
+        os.close(file)
 
 
 def _take(path: Path) -> int | None:
@@ -63,7 +63,7 @@ def _take(path: Path) -> int | None:
             return None
         try:
             _lock(file)
-            # Whoever held it may have removed the file in between: a lock on what has no name locks nobody out.
+            # Whoever had locked it may have removed the file in between: a lock on what has no name locks nobody out.
             if os.path.samestat(os.fstat(file), os.stat(path)):
                 return file
         except FileNotFoundError:

@@ -114,13 +114,13 @@ def read(folder: Path) -> Manifest | None:
     except OSError as error:
         raise PackError(f"{path}: it cannot be read: {error.strerror or error}") from None
     try:
-        held = json.loads(text)
-        if held.pop("kind") != _KIND:
+        content = json.loads(text)
+        if content.pop("kind") != _KIND:
             raise KeyError("kind")
-        shards = [Shard(**shard) for shard in held.pop("shards")]
+        shards = [Shard(**shard) for shard in content.pop("shards")]
         outside = [shard.file for shard in shards if not _is_name(shard.file)]
         names = {one.name for one in fields(Manifest)} - {"shards"}
-        found = Manifest(shards=shards, **{name: held[name] for name in names})
+        found = Manifest(shards=shards, **{name: content[name] for name in names})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PackError(
             f"{path} is no manifest of treepack shards of layout {LAYOUT_VERSION}; name another folder"

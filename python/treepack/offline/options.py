@@ -1,4 +1,4 @@
-"""What a packing run was told, and whether a run that continues it was told the same."""
+"""The options that a packing run was given, and whether a run that continues it was given the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options(PackOptions):
     non_finite_log_probs: NaN or infinite `old_log_probs` and `ref_log_probs` at trained tokens raise, or are kept.
     """
 
-    ranks: int = field(default=1, init=False, repr=False)  # of the loader, which is told how many there are
+    ranks: int = field(default=1, init=False, repr=False)  # of the loader, which is given their number
     window: int = WINDOW
     shard_tokens: int = SHARD_TOKENS
     pairs: bool = False
@@ -52,7 +52,7 @@ class Options(PackOptions):
                     f"{name} is {getattr(self, name)}; with pairs max_tokens is the one budget: leave it out"
                 )
 
-    def told(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """The options by name, as the manifest has them: those that the trees depend on."""
         names = (each.name for each in fields(self) if each.init and each.name != "non_finite_log_probs")
         return {name: getattr(self, name) for name in names}

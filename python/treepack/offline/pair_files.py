@@ -11,7 +11,7 @@ from ..readers.columns import head_of
 from ..readers.files import open_sources
 from ..readers.names import form_of
 from ..readers.rollouts import open_columns
-from ..readers.sides import SIDES, columns_of_sides, told_of
+from ..readers.sides import SIDES, columns_of_sides, given_columns
 from .pairs import PAIR, Pair
 
 CHOSEN, REJECTED = "chosen.", "rejected."
@@ -23,6 +23,8 @@ class Pairs:
     def __init__(self, chosen: Rollouts, rejected: Rollouts):
         self._sides = chosen, rejected
         self.path, self.format, self.files = chosen.path, chosen.format, chosen.files
+        self.places = chosen.places
+        """Where each pair of the batch lies that `batches()` gave last, as of `Rollouts`."""
         self.size = chosen.size
         """Pairs, or None where only reading tells (JSONL)."""
         self.fingerprint = f"{chosen.fingerprint}-{rejected.fingerprint}"
@@ -53,6 +55,7 @@ class Pairs:
         """Pairs in file order, from number `start` on; `samples`, `progress` and `names` as of `Rollouts.batches`."""
         rejected = (sample for batch in self._sides[1].batches(samples, start=start, names=names) for sample in batch)
         for batch in self._sides[0].batches(samples, start=start, progress=progress, names=names):
+            self.places = self._sides[0].places
             yield [Pair(sample, next(rejected)) for sample in batch]
         next(rejected, None)  # at its end a reader looks at what it has read
 
@@ -90,7 +93,9 @@ def open_pairs(
     sides = columns_of_sides(first.path, first.names, head_of(first), given, tokenizer)
     read = {side: {column for column in columns.values() if column} for side, columns in sides.items()}
     chosen, rejected = (
-        open_columns(os.fspath(path), sides[side], tokenizer, told_of(side, given), elsewhere=read[other], apart=True)
+        open_columns(
+            os.fspath(path), sides[side], tokenizer, given_columns(side, given), elsewhere=read[other], apart=True
+        )
         for side, other in (SIDES, SIDES[::-1])
     )
     if set(chosen.columns) != set(rejected.columns):

@@ -14,12 +14,14 @@ the samples is at most N of the paths. Costs the packing twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PackError, PackTypeError
+from ..errors import PackError, PackTypeError, Where
+from ..inputs.convert import to_identity, to_ids
 from ..packing import pack
 from ..tree.packed import Packed
 from .options import Options
@@ -51,7 +53,7 @@ def pack_pairs(pairs: Sequence[Pair], options: Options, start: int = 0) -> tuple
 
     Raises PackError for a pair that cannot be packed, with its number.
     """
-    made = [samples_of(pair) for pair in pairs]
+    made = [samples_of(_ready(pair, start + number)) for number, pair in enumerate(pairs)]
     room = options.max_tokens // (options.pad_to_multiple_of or 1) * (options.pad_to_multiple_of or 1)
     paths, numbers, skipped = [], [], 0
     for number, (chosen, rejected) in enumerate(made):
@@ -111,6 +113,36 @@ def _one_tree(samples: list[dict[str, Any]], keywords: dict[str, Any]) -> Packed
             f"{len(samples)} samples of pairs that fit one tree came into {len(packed)}: please report it"
         )
     return packed
+
+
+def _ready(pair: Pair, number: int) -> Pair:
+    """The pair with what its tokens merge by as arrays, or an error with the number of the pair and its side."""
+    sides = []
+    for side, sample in zip(Pair._fields, pair, strict=True):
+        try:
+            sides.append(_with_arrays(sample, number))
+        except (PackError, PackTypeError) as error:
+            error.rename(partial(_called, side))
+            raise
+    return Pair(*sides)
+
+
+def _called(side: str, number: int) -> tuple[int, str]:
+    return number, f"pair {{}} ({side})"
+
+
+def _with_arrays(sample: dict[str, Any], number: int) -> dict[str, Any]:
+    where = Where("input_ids", number)
+    ids = to_ids(sample["input_ids"], where)
+    if not len(ids):
+        raise where.error("is empty; a sample needs at least one token")
+    if "identity" not in sample:
+        return {**sample, "input_ids": ids}
+    where = Where("identity", number)
+    identity = to_identity(sample["identity"], where)
+    if identity.ndim and len(identity) != len(ids):
+        raise where.error(f"has {len(identity)} rows; input_ids has {len(ids)} tokens, so {len(ids)} are needed")
+    return {**sample, "input_ids": ids, "identity": identity}
 
 
 def tokens_of(pair: Pair) -> int:

@@ -88,14 +88,14 @@ def as_floats(sample: Sample) -> Sample:
 
 def _windows(rows: Iterable[Any], options: Options, start: int) -> Iterator[Unit]:
     window: list[Any] = []
-    held = 0
+    pending = 0
     for row in rows:
         tokens = row.tokens if options.pairs else len(row["input_ids"])
-        if window and held + tokens > options.window:
-            first, start, held = start, start + len(window), 0
+        if window and pending + tokens > options.window:
+            first, start, pending = start, start + len(window), 0
             yield _pack_window(window, options, first)
         window.append(row)
-        held += tokens
+        pending += tokens
     if window:
         yield _pack_window(window, options, start)
 

@@ -87,20 +87,20 @@ def write(
     """
     folder = Path(out)
     wanted = Manifest(
-        options=options.told(),
+        options=options.for_manifest(),
         source={"name": source, "fingerprint": rows.fingerprint, "columns": _account(rows)},
         treepack=__version__,
     )
     if resume and overwrite:
         raise PackError("resume and overwrite are both given; allowed is one of them")
     with _made(folder), locked(folder):
-        held = _begin(folder, wanted, resume, overwrite)
-        if held.finished:
-            return held
-        batches = rows.batches(_BATCH, start=held.rows)
+        manifest = _begin(folder, wanted, resume, overwrite)
+        if manifest.finished:
+            return manifest
+        batches = rows.batches(_BATCH, start=manifest.rows)
         stream = (row for batch in batches for row in batch)
-        _Writer(folder, held, options, progress).run(units(stream, options, held.rows))
-    return held
+        _Writer(folder, manifest, options, progress).run(units(stream, options, manifest.rows))
+    return manifest
 
 
 def _account(rows: Rows) -> dict[str, Any] | None:
@@ -148,39 +148,39 @@ _OURS = re.compile(
 
 def _begin(folder: Path, wanted: Manifest, resume: bool, overwrite: bool) -> Manifest:
     """The manifest to go on from, written to the folder."""
-    held = None if overwrite else manifests.read(folder)
-    if held is not None and held.empty:
-        held = wanted  # killed before its first shard
+    manifest = None if overwrite else manifests.read(folder)
+    if manifest is not None and manifest.empty:
+        manifest = wanted  # killed before its first shard
         resume = True
     shards = sorted(folder.glob("shard-*.parquet"))
-    finished = {shard.file for shard in held.shards} if held else set()
+    finished = {shard.file for shard in manifest.shards} if manifest else set()
     _only_ours(folder, [path for path in shards if path.name not in finished])
-    if held is None and shards and not overwrite:
+    if manifest is None and shards and not overwrite:
         raise PackError(
             f"{folder} holds shards without a {manifests.NAME}: start over with --overwrite, or name another folder"
         )
-    if held is not None and not resume:
-        state = "finished" if held.finished else f"begun, with {len(held.shards)} shards"
+    if manifest is not None and not resume:
+        state = "finished" if manifest.finished else f"begun, with {len(manifest.shards)} shards"
         raise PackError(
             f"{folder} holds a packing ({state}): continue it with --resume (resume=True), start over with "
             "--overwrite, or name another folder"
         )
-    if held is None:
-        held = wanted
+    if manifest is None:
+        manifest = wanted
     else:
-        held.continues(wanted, folder)
-        for shard in held.shards:
+        manifest.continues(wanted, folder)
+        for shard in manifest.shards:
             path = folder / shard.file
             if not path.is_file() or path.stat().st_size != shard.bytes:
                 raise PackError(f"{path} is missing or was changed: start over with --overwrite")
-    if not held.finished:
+    if not manifest.finished:
         # Before its files, so that what is killed in between never names a file that is gone.
         with _writing(folder / manifests.NAME):
-            held.write(folder)
+            manifest.write(folder)
             for path in (*shards, *folder.glob(".shard-*.part"), *folder.glob(f".{manifests.NAME}.part")):
                 if path.name not in finished:
                     path.unlink(missing_ok=True)
-    return held
+    return manifest
 
 
 def _only_ours(folder: Path, shards: Iterable[Path]) -> None:
@@ -260,7 +260,7 @@ class _Writer:
                     self._sink = self._part.open("wb")  # pyarrow would take a name with a colon for an address
                     self._file = parquet_writer(self._sink, self._schema)
             self._group.append((tree, unit.first_sample))
-            if sum(held.num_tokens for held, _ in self._group) >= ROW_GROUP_TOKENS:
+            if sum(pending.num_tokens for pending, _ in self._group) >= ROW_GROUP_TOKENS:
                 self._write_group(unit)
         # Not later than here: a tree keeps the memory of its whole window.
         self._write_group(unit)
@@ -312,7 +312,7 @@ class _Writer:
         if self._progress is None:
             return
         shards, counts = self._manifest.shards, self._counts
-        total = {name: counts[name] + sum(getattr(shard, name) for shard in shards) for name in _TOLD}
+        total = {name: counts[name] + sum(getattr(shard, name) for shard in shards) for name in _REPORTED}
         self._progress(Progress(rows=self._manifest.rows + counts["rows"], shards=len(shards), **total))
 
     def _metadata(self) -> dict[str, str]:
@@ -334,7 +334,7 @@ _SUMMED = (
     "attention_pairs",
     "attention_pairs_alone",
 )
-_TOLD = ("raw_tokens", "packed_tokens", "trees")
+_REPORTED = ("raw_tokens", "packed_tokens", "trees")
 
 
 def _no_counts() -> dict[str, int]:

@@ -44,7 +44,7 @@ class ChatEncoder:
     """
 
     def __init__(self, folder: str):
-        self._tokenizer = _load(folder)
+        self._tokenizer = load_tokenizer(folder)
         template = self._tokenizer.chat_template
         if not isinstance(template, str):
             raise ReadError(f"tokenizer {folder}: it has no chat template; take that of an instruction-tuned model")
@@ -110,8 +110,9 @@ class ChatEncoder:
             after = self._render(turns.messages[: number + 1], tools)
             if not (text.startswith(after) and after.startswith(before)):
                 raise ReadError(
-                    f"{where}: the chat template renders message {number} differently once more follow, so what was "
-                    "generated cannot be told; give token ids, a sample per turn, or a template with {% generation %}"
+                    f"{where}: the chat template renders message {number} differently once more follow, so what "
+                    "was generated cannot be determined; give token ids, a sample per turn, or a template with "
+                    "{% generation %}"
                 )
             spans.append((len(before), len(after)))
         return text, spans
@@ -125,9 +126,9 @@ class ChatEncoder:
             if turn.endswith(ending.after[:more]) and turn[:-more].endswith(self._special):
                 return start, end - more
         if not turn.endswith(self._special):
-            for held in range(len(ending.upto)):
-                if turn.endswith(ending.upto[:held]) and text.startswith(ending.upto[held:], end):
-                    return start, end + len(ending.upto) - held
+            for inside in range(len(ending.upto)):
+                if turn.endswith(ending.upto[:inside]) and text.startswith(ending.upto[inside:], end):
+                    return start, end + len(ending.upto) - inside
         return span
 
     # --- what a template is like, looked at once --------------------------------------------------------------------
@@ -183,7 +184,7 @@ class ChatEncoder:
             return True
 
 
-def _load(folder: str) -> Any:
+def load_tokenizer(folder: str) -> Any:
     if not Path(folder).is_dir():
         raise ReadError(f"tokenizer {folder}: no such folder; name one that save_pretrained of a tokenizer wrote")
     require("transformers", f"tokenizer {folder}: it", "transformers")

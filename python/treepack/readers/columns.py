@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import shown
 from ..inputs.account import ColumnAccount
 from ..inputs.aliases import USUAL
 from ..inputs.column_checks import MEANT, SECOND_MASKS, disagreement
@@ -47,7 +48,7 @@ def account_of(names: Sequence[str], found: Mapping[str, str], given: Mapping[st
         uses.setdefault(name, []).append(canonical)
     for name in dict.fromkeys(names):
         for canonical in uses.get(name, ()):
-            why = "told" if given.get(canonical) == name else ""
+            why = "given" if given.get(canonical) == name else ""
             (account.read if canonical in _KNOWN else account.carry)(name, canonical, why)
         if name not in uses:
             account.leave(name, _why_not(name, found, given, head.columns.get(name, ())))
@@ -60,17 +61,18 @@ _KNOWN = {*USUAL, *(name for form in FORMS.values() for name in form)}
 def _trains(found: Mapping[str, str]) -> str:
     for mask in _MASKS:
         if mask in found:
-            return f"what {found[mask]} marks" if mask == "completion_mask" else f"what {found[mask]} has, but -100"
+            name = shown(found[mask])
+            return f"what {name} marks" if mask == "completion_mask" else f"what {name} has, but -100"
     form = form_of(found)
     if form in CHATS:
-        return f"the assistant's turns of {found['messages' if form == 'chat' else 'completion_messages']}"
+        return f"the assistant's turns of {shown(found['messages' if form == 'chat' else 'completion_messages'])}"
     if form in ("pair", "answered"):
-        return f"all of {found['completion_ids']}"
+        return f"all of {shown(found['completion_ids'])}"
     if form == "prompted":
-        return f"what follows {found['prompt_ids']} in {found['input_ids']}"
+        return f"what follows {shown(found['prompt_ids'])} in {shown(found['input_ids'])}"
     length = next((found[name] for name in ("response_length", "prompt_length") if name in found), None)
     if length is not None:
-        return f"the response, by {length}"
+        return f"the response, by {shown(length)}"
     return "every token, as there is no mask of what is trained (completion_mask)"
 
 
@@ -80,17 +82,17 @@ def _why_not(name: str, found: Mapping[str, str], given: Mapping[str, str], valu
     for canonical, usual in USUAL.items():
         if name in usual:
             if found.get(canonical):
-                return f"{canonical} is {found[canonical]}"
+                return f"{canonical} is {shown(found[canonical])}"
             if form_of(found) in CHATS and canonical in PER_TOKEN:
                 return "the template says what the tokens are"
             if canonical == "labels" and "completion_mask" in found:
-                return f"completion_mask is {found['completion_mask']}"
+                return f"completion_mask is {shown(found['completion_mask'])}"
     first = next((value for value in values if value is not None), None)
     return "text" if isinstance(first, str) else "objects" if isinstance(first, dict) else ""
 
 
 def says_all(found: Mapping[str, str], head: Chunk) -> bool:
-    """Whether every token is trained and integers are carried for each: `pack` is told then that they are no mask."""
+    """Whether every token is trained and integers are carried for each: `pack` then knows they are no mask."""
     if form_of(found) != "ids" or any(mask in found for mask in _MASKS):
         return False
     further = [name for canonical, name in found.items() if canonical not in _KNOWN]
@@ -98,7 +100,7 @@ def says_all(found: Mapping[str, str], head: Chunk) -> bool:
 
 
 def left_out(given: Mapping[str, str]) -> set[str]:
-    """Columns of the file that were told to be left out, by their own names (`--column env_mask=`)."""
+    """Columns of the file that the user leaves out, by their own names (`--column env_mask=`)."""
     return {canonical for canonical, name in given.items() if not name}
 
 
@@ -136,7 +138,7 @@ class Watch:
         columns = chunk.columns
         if chunk.more:  # of which the first row of the file knows nothing
             size = len(chunk.numbers)
-            columns = {**columns, **{name: [of.get(at) for at in range(size)] for name, of in chunk.more.items()}}
+            columns = {**columns, **{name: [late.get(at) for at in range(size)] for name, late in chunk.more.items()}}
             self._note(chunk.more)
         for name in [name for name in self._suspects if name in columns]:
             suspect, shown = self._suspects[name], None
@@ -187,8 +189,9 @@ class Watch:
         if token is not None:
             read = self._found.get("completion_mask") or self._found["labels"]
             raise ReadError(
-                f"{where}: {read} and {name} disagree on token {token}, {mask[token]:d} and {other[token]}; allowed is "
-                f"one mask of what is trained: --column completion_mask={read} or --column completion_mask={name}"
+                f"{where}: {shown(read)} and {shown(name)} disagree on token {token}, {mask[token]:d} and "
+                f"{other[token]}; allowed is one mask of what is trained: --column completion_mask={read} or "
+                f"--column completion_mask={name}"
             )
 
 
@@ -286,7 +289,7 @@ def halves(
             has = f"some rows of {ids!r} hold {name!r} {place} and some do not"
             raise ReadError(
                 f"{path}: {has if how == 'mixed' else f'{ids!r} do not hold {name!r} {place}'}, so what is one sample "
-                f"cannot be told: --column {half}= reads {ids!r} alone as whole samples, --column {half}={name} "
+                f"cannot be determined: --column {half}= reads {ids!r} alone as whole samples, --column {half}={name} "
                 f"--column {other}={ids} takes the two for halves of one (in Python columns=)"
             )
         else:
@@ -300,8 +303,8 @@ def numbers_in(head: Chunk) -> set[str]:
     """Columns that hold one number for each row: never token ids, whatever they are called (`prompt_tokens: 3`)."""
     out = set()
     for name, values in head.columns.items():
-        held = [value for value in values if value is not None]
-        if held and all(isinstance(value, int | float | np.number) for value in held):
+        present = [value for value in values if value is not None]
+        if present and all(isinstance(value, int | float | np.number) for value in present):
             out.add(name)
     return out
 

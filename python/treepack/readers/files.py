@@ -31,6 +31,11 @@ def _files(name: str) -> tuple[str, list[Path]]:
     """Format and files of a path, folder or glob; files by name."""
     if not name:
         raise ReadError("the name of the file to read is empty; name a file, a folder or a glob")
+    if name == "-":
+        raise ReadError(
+            "-: standard input cannot be read, since the head of a file is read first, for the columns; write it to a "
+            "file: COMMAND > rollouts.jsonl && treepack inspect rollouts.jsonl"
+        )
     path = Path(name)
     try:
         if path.is_dir():
@@ -60,11 +65,11 @@ def _folder(path: Path) -> tuple[str, list[Path]]:
     shards = [shard for shard in shards if shard.suffix.lower() != ".json"] or shards
     if not shards:
         raise ReadError(f"{path}: nothing to read in this folder or below; allowed are {_ALLOWED}")
-    of = {split: shard for shard in reversed(shards) if (split := _split(shard.relative_to(path)))}
-    if len(of) > 1:
+    by_split = {split: shard for shard in reversed(shards) if (split := _split(shard.relative_to(path)))}
+    if len(by_split) > 1:
         raise ReadError(
-            f"{path}: it holds the splits {', '.join(sorted(of))}, which belong into no packing together; name one, a "
-            f"folder or a glob of it: {of[max(of)]}"
+            f"{path}: it holds the splits {', '.join(sorted(by_split))}, which belong into no packing together; name "
+            f"one, a folder or a glob of it: {by_split[max(by_split)]}"
         )
     return _one_format(str(path), shards)
 

@@ -1,7 +1,7 @@
 """JSON files, plain, .gz or .zst: one object per line, or one array (or one object) over the whole file.
 
 A line is parsed when its chunk is due; an array is cut into its elements a block at a time, so that of either no more
-is held than a chunk and an element.
+is kept than a chunk and an element.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from .._optional import require
+from ..errors import listed
 from .elements import elements
 from .source import CHUNK_BYTES, Chunk, ReadError, first_line, kind
 
@@ -73,7 +74,7 @@ class _JsonRows:
         columns: dict[str, list[Any]] = {name: [] for name in names}
         later: dict[str, dict[int, Any]] = {}
         known = frozenset(self.names)
-        held = count = 0
+        pending = count = 0
         for piece in self._pieces():
             count += 1
             if count <= start:
@@ -89,16 +90,16 @@ class _JsonRows:
                 )
             for name, values in columns.items():
                 if name not in row and name not in optional:
-                    has = ", ".join(row) or "no keys"
+                    has = listed(row) or "no keys"
                     raise ReadError(f"{self.path}, {self.unit} {number}: no {name!r}; it has {has}")
                 values.append(row.get(name))
             for name in row.keys() - known:
                 later.setdefault(name, {})[len(numbers)] = row[name]
             numbers.append(number)
-            held += size
-            if len(numbers) == samples or held >= CHUNK_BYTES:
+            pending += size
+            if len(numbers) == samples or pending >= CHUNK_BYTES:
                 yield Chunk(numbers, columns, later)
-                numbers, columns, later, held = [], {name: [] for name in names}, {}, 0
+                numbers, columns, later, pending = [], {name: [] for name in names}, {}, 0
         self.size = count
         if numbers:
             yield Chunk(numbers, columns, later)

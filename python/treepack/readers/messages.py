@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from ..errors import listed
 from .source import ReadError, first_line, kind
 
 Message = dict[str, Any]
@@ -118,7 +119,7 @@ def _message(value: Any, where: str) -> tuple[Message, bool]:
         raise ReadError(f"{where} has no role; it is {kind(value)}, needed are role and content")
     message = {name: item for name, item in value.items() if item is not None}
     if not isinstance(message.get("role"), str):
-        raise ReadError(f"{where} has no role; it has {', '.join(message) or 'nothing'}, needed are role and content")
+        raise ReadError(f"{where} has no role; it has {listed(message) or 'nothing'}, needed are role and content")
     for name in _CALLS:
         if name in message:
             message[name] = _calls(message[name], f"{where}: {name}")
@@ -127,7 +128,7 @@ def _message(value: Any, where: str) -> tuple[Message, bool]:
     if "content" in message:
         message["content"] = _content(message["content"], where)
     elif not any(name in message for name in _CALLS):
-        raise ReadError(f"{where} has no content; it has {', '.join(message)}")
+        raise ReadError(f"{where} has no content; it has {listed(message)}")
     return message, _trained(message, where)
 
 
@@ -165,12 +166,12 @@ def _part(part: Any, where: str) -> str:
         return part
     if not isinstance(part, dict):
         raise ReadError(f"{where} is {kind(part)}; text is needed")
-    held = {name: value for name, value in part.items() if value is not None}
-    if held.get("type", "text") not in _TEXT_PARTS:
-        raise ReadError(f"{where} is of type {held['type']!r}; only parts of text can be packed")
-    if not isinstance(held.get("text"), str):
-        raise ReadError(f'{where} has {", ".join(held) or "nothing"}; {{"type": "text", "text": ...}} is needed')
-    return str(held["text"])
+    fields = {name: value for name, value in part.items() if value is not None}
+    if fields.get("type", "text") not in _TEXT_PARTS:
+        raise ReadError(f"{where} is of type {fields['type']!r}; only parts of text can be packed")
+    if not isinstance(fields.get("text"), str):
+        raise ReadError(f'{where} has {listed(fields) or "nothing"}; {{"type": "text", "text": ...}} is needed')
+    return str(fields["text"])
 
 
 # --- tool calls -----------------------------------------------------------------------------------------------------
@@ -261,5 +262,5 @@ def _schema(value: Any) -> Any:
                 out[name] = item
         elif item is not None:
             named = name in _NAMES and isinstance(item, dict)
-            out[name] = {key: _schema(of) for key, of in item.items() if of is not None} if named else _schema(item)
+            out[name] = {key: _schema(sub) for key, sub in item.items() if sub is not None} if named else _schema(item)
     return out

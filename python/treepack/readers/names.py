@@ -1,10 +1,11 @@
-"""Which column of a file is what: by the usual names, or as told."""
+"""Which column of a file is what: by the usual names, or as given."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ..errors import listed, shown
 from ..inputs.aliases import USUAL, right_name
 from .source import ReadError
 
@@ -83,7 +84,7 @@ def resolve(
         raise ReadError(f"{path}: it holds packed trees; rollouts are needed (treepack.offline.load reads the trees)")
     for canonical, name in given.items():
         if name and name not in names:
-            raise ReadError(f"{path}: no column {name!r} to take {canonical} from; it has {_listed(names)}")
+            raise ReadError(f"{path}: no column {name!r} to take {shown(canonical)} from; it has {_listed(names)}")
         if (right := right_name(canonical, name, names)) is not None:
             raise ReadError(
                 f"{path}: --column {canonical}={name}: a sample has no column {canonical!r}; did you mean "
@@ -96,7 +97,7 @@ def resolve(
         if there and canonical not in given:
             found[canonical] = there[0]
     found |= {canonical: name for canonical, name in given.items() if name}
-    form = _form(path, names, found, given, tokenizer)
+    form = _form(path, names, found, given, tokenizer, numbers)
     dropped = {name for used in FORMS.values() for name in used}.difference(FORMS[form])
     if form == "ids":  # whole samples, and a half that tells what of them is trained
         dropped.difference_update(half for half in ("prompt_ids", "completion_ids") if given.get(half))
@@ -119,11 +120,16 @@ def resolve(
 
 
 def _form(
-    path: Path, names: Sequence[str], found: Mapping[str, str], given: Mapping[str, str], tokenizer: str | None
+    path: Path,
+    names: Sequence[str],
+    found: Mapping[str, str],
+    given: Mapping[str, str],
+    tokenizer: str | None,
+    numbers: Collection[str],
 ) -> str:
     has = {form: all(name in found for name in needed) for form, needed in _NEEDED.items()}
-    told = [form for form, used in FORMS.items() if has.get(form) and any(given.get(name) for name in used)]
-    order = [*told, *(CHATS if tokenizer else []), "pair", "ids", *CHATS]
+    given_forms = [form for form, used in FORMS.items() if has.get(form) and any(given.get(name) for name in used)]
+    order = [*given_forms, *(CHATS if tokenizer else []), "pair", "ids", *CHATS]
     form = next((form for form in order if has[form]), None)
     if form in CHATS and not tokenizer:
         column = found[_NEEDED[form][-1]]
@@ -132,6 +138,12 @@ def _form(
             "tokenizer with a chat template: --tokenizer DIR (tokenizer= in Python)"
         )
     if form is None:
+        single = next((name for name in USUAL["input_ids"] if name in names and name in numbers), None)
+        if single is not None:
+            raise ReadError(
+                f"{path}: column {single!r} holds one number in each row; a list of token ids is needed, the tokens of "
+                "one sample in one row"
+            )
         raise ReadError(
             f"{path}: no column of token ids; it has {_listed(names)}. Looked for {', '.join(USUAL['input_ids'])}, "
             "prompt_ids with completion_ids, messages, and prompt with completion where both are messages; name yours "
@@ -142,4 +154,4 @@ def _form(
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "no columns"
+    return listed(names) or "no columns"

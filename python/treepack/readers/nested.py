@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import listed
 from . import shapes
 from .lazy import Column
 from .messages import decoded
@@ -27,7 +28,7 @@ class Nested:
         self.path = source.path
         inside = {parse(path).column for path in paths}
         if missing := sorted(inside.difference(source.names)):
-            raise ReadError(f"{source.path}: no column {missing[0]!r}; it has {', '.join(source.names)}")
+            raise ReadError(f"{source.path}: no column {missing[0]!r}; it has {listed(source.names)}")
         self.names = [*(name for name in source.names if name not in inside), *dict.fromkeys(paths)]
         self.unit = source.unit
         self.size: int | None = None
@@ -51,11 +52,11 @@ class Nested:
             needed_whole = {path.column for path in rest.values()}
             for at, number in enumerate(chunk.numbers):
                 where, found = f"{self.path}, {self.unit} {number}", False
-                more = {name: of[at] for name, of in chunk.more.items() if at in of}
+                more = {name: by_row[at] for name, by_row in chunk.more.items() if at in by_row}
                 row = {name: values[at] for name, values in chunk.columns.items() if name in needed_whole}
-                held = {name: values[at] for name, values in whole.items()}
-                held |= {name: take(row, path, where) for name, path in rest.items()}
-                for place, values in expand(held, paths, where, self._ids):
+                fields = {name: values[at] for name, values in whole.items()}
+                fields |= {name: take(row, path, where) for name, path in rest.items()}
+                for place, values in expand(fields, paths, where, self._ids):
                     found = True
                     seen += 1
                     if seen <= start:
@@ -76,7 +77,7 @@ class Nested:
         return Path(name, ((name, 0),)) if name in self.source.names else parse(name)
 
     def _tell(self, without: list[Any], paths: Mapping[str, Path]) -> None:
-        lists = ", ".join(dict.fromkeys(path.text.rsplit("[]", 1)[0] for path in paths.values() if path.lists))
+        lists = listed(dict.fromkeys(path.text.rsplit("[]", 1)[0] for path in paths.values() if path.lists))
         text = f"{self.path}: {len(without)} rows hold no samples, the first is {self.unit} {without[0]}: {lists} is"
         warnings.warn(f"{text} empty", ReadWarning, stacklevel=2)
 
@@ -122,16 +123,16 @@ def unfold(
     Raises ReadError for a path that begins in no column, and where it is not clear which ids are meant.
     """
     first, rows = sources[0], rows_of(head)
-    told = {name: column for name, column in given.items() if column and column not in first.names and is_path(column)}
-    for name, column in told.items():
+    named = {name: column for name, column in given.items() if column and column not in first.names and is_path(column)}
+    for name, column in named.items():
         path = parse(column, f"--column {name}={column}")
         if path.column not in first.names:
             raise ReadError(
                 f"{first.path}: no column {path.column!r} to take {name} from by {column!r}; it has "
-                f"{', '.join(first.names)}"
+                f"{listed(first.names)}"
             )
     found: dict[str, str] = {}
-    ids = next((told[name] for name in ("completion_ids", "input_ids") if name in told), None)
+    ids = next((named[name] for name in ("completion_ids", "input_ids") if name in named), None)
     if ids is not None:
         found = shapes.beside(shapes.leaves(rows), ids, rows)
     elif not chat and not any(given.get(name) for name in _IDS):

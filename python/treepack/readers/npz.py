@@ -1,7 +1,7 @@
 """NPZ: `tokens` (T,) and `offsets` (n + 1,), the columns (T, ...) per token or (n, ...) per sample.
 
 A member is a stream, compressed or not: columns per token are read as far as the next chunk, side by side. `offsets`
-and columns per sample are held whole: O(n), never O(T). Skipping within a compressed member means decompressing what
+and columns per sample are kept whole: O(n), never O(T). Skipping within a compressed member means decompressing what
 is skipped. Kept sets, whose rows are neither, are not read from this format.
 """
 
@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import listed
 from .source import CHUNK_TOKENS, Chunk, ReadError, first_line
 
 Array = npt.NDArray[Any]
@@ -42,8 +43,8 @@ class Npz:
             raise ReadError(f"{path}: not an NPZ file of plain arrays: {first_line(error)}") from None
         offsets = next((name for name in OFFSETS if name in self._headers), None)
         if offsets is None:
-            listed = ", ".join(self._headers) or "nothing"
-            raise ReadError(f"{path}: no offsets (n + 1,) of the samples in flat tokens (T,); it has {listed}")
+            names = listed(self._headers) or "nothing"
+            raise ReadError(f"{path}: no offsets (n + 1,) of the samples in flat tokens (T,); it has {names}")
         self.names = [name for name in self._headers if name != offsets]
         self._offsets = self._read_offsets(offsets)
         self.size: int | None = len(self._offsets) - 1

@@ -79,12 +79,12 @@ def _spread(
     if not deeper:
         yield label, values
         return
-    held = [name for name in deeper if values[name] is not None]
-    if not held:
+    present = [name for name in deeper if values[name] is not None]
+    if not present:
         return
-    longest = max(held, key=lambda name: lists[name])
+    longest = max(present, key=lambda name: lists[name])
     count = len(values[longest])
-    for name in held:
+    for name in present:
         if len(values[name]) != count:
             raise ReadError(
                 f"{where}{label}: {paths[name].text} has {len(values[name])} items and {paths[longest].text} {count}; "

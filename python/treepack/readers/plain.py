@@ -1,8 +1,9 @@
 """Nested Arrow values -> what the JSON of the same rows would give.
 
 `to_pylist` leaves JSON columns as text, makes maps lists of pairs, and fills every object of a column up with the keys
-of all others. Where null may be a value, in `default` and `const` of a JSON schema, what was filled is told from what
-was written: another row has a value there, and the schema allows no null. All other nulls `messages` takes out.
+of all others. Where null may be a value, in `default` and `const` of a JSON schema, what was filled is distinguished
+from what was written: another row has a value there, and the schema allows no null. All other nulls `messages` takes
+out.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def _converter(kind: Any) -> Convert | None:
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         inner = _converter(kind.value_type)
         return None if inner is None else _or_none(lambda items: [inner(item) for item in items])
-    return _of_objects(kind) if kinds.is_struct(kind) else None
+    return _object_converter(kind) if kinds.is_struct(kind) else None
 
 
-def _of_objects(kind: Any) -> Convert | None:
+def _object_converter(kind: Any) -> Convert | None:
     import pyarrow.types as kinds
 
     fields = [kind.field(at) for at in range(kind.num_fields)]
-    inner = {field.name: of for field in fields if (of := _converter(field.type)) is not None}
+    inner = {field.name: converter for field in fields if (converter := _converter(field.type)) is not None}
     filled = [field.name for field in fields if field.name in ("default", "const") and not kinds.is_null(field.type)]
     if not inner and not filled:
         return None

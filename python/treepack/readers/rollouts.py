@@ -25,7 +25,7 @@ from .terms import Terms
 
 
 class Rollouts:
-    """Rollouts in a file, a folder or several shards; made by `open_rollouts`. Nothing but heads of files is held."""
+    """Rollouts in a file, a folder or several shards; made by `open_rollouts`. Nothing but heads of files is kept."""
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class Rollouts:
         """Changes when a file (size, time), the format, the columns or the tokenizer does."""
         self.files = [source.path for source in sources if format != "table"]
         """What is read; a data set on disk is one folder. Empty for a table in memory."""
+        self.places: list[tuple[Path, str, int | str]] = []
+        """Where each sample of the batch lies that `batches()` gave last: file, "line" (from 1) or "row" (from 0),
+        number; "3, steps[1]" where a row holds several samples."""
         self._sources = sources
         self._encode = encode
         self._terms = Terms(path)
@@ -112,6 +115,7 @@ class Rollouts:
                         sample["completion_mask"] = np.ones(len(sample["input_ids"]), np.uint8)
                 for place, sample in zip(chunk.numbers, batch, strict=True):
                     self._terms.add(sample, f"{source.unit} {place}")
+                self.places = [(source.path, source.unit, number) for number in chunk.numbers]
                 done += len(batch)
                 if progress is not None:
                     progress(done)
@@ -164,14 +168,14 @@ def open_columns(
     name: str | Table,
     columns: Mapping[str, str],
     tokenizer: str | None,
-    told: Mapping[str, str],
+    named: Mapping[str, str],
     *,
     elsewhere: Collection[str] = (),
     apart: bool = False,
 ) -> Rollouts:
     """What `open_rollouts` opens.
 
-    columns: canonical name -> column. told: those of them that a user named. elsewhere: columns that somebody else
+    columns: canonical name -> column. named: those of them that a user named. elsewhere: columns that somebody else
     reads, which are not looked at. apart: a completion that begins with its prompt is refused.
     """
     sources: list[Source]
@@ -189,13 +193,13 @@ def open_columns(
     found = resolve(first.path, first.names, given, tokenizer, numbers_in(head), chats)
     found = halves(first.path, first.names, found, given, head)
     _check_alike(sources, found, given)
-    watch = _watched(sources, found, told, head, elsewhere)
+    watch = _watched(sources, found, named, head, elsewhere)
     encode = ChatEncoder(tokenizer) if tokenizer and form_of(found) in CHATS else None
     files = [source.path for source in sources if not digest]
     fingerprint = _fingerprint(digest or format, files, found, tokenizer if encode else None)
-    account = account_of(first.names, found, told, head)
+    account = account_of(first.names, found, named, head)
     if tokenizer and encode is None:
-        account.notes.append(f"not used: the tokenizer {tokenizer}, since the file has token ids and no chat is read")
+        account.notes.append(f"the tokenizer {tokenizer} makes no ids: the file has token ids, and no chat is read")
     return Rollouts(label, format, found, fingerprint, sources, encode, account, watch, says_all(found, head), apart)
 
 
@@ -237,7 +241,7 @@ def _check_alike(sources: list[Source], found: Mapping[str, str], given: Mapping
 def _fingerprint(format: str, files: list[Path], columns: dict[str, str], tokenizer: str | None) -> str:
     """Of names, sizes and times, nothing that has to be read."""
     folders = [*files, *([Path(tokenizer)] if tokenizer else [])]
-    held = [file for path in folders for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in held]
+    members = [file for path in folders for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in members]
     text = json.dumps([format, sorted(columns.items()), tokenizer, stats])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

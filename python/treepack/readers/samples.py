@@ -8,12 +8,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import Where
+from ..errors import Where, shown
 from ..inputs import convert
 from ..inputs.aliases import USUAL
+from ..inputs.convert import is_array
 from ..inputs.lookalikes import CHANCE, holds, pairing
 from .messages import ASSISTANT, Turns, clean_messages, clean_tools, decoded, joined
-from .names import PER_TOKEN
+from .names import IDS, PER_TOKEN
 from .servers import plain_ids, plain_log_probs
 from .source import Chunk, ReadError, kind
 
@@ -25,6 +26,8 @@ _ONE_AXIS = ("completion_mask", "labels", "attention_mask", "sampling_mask_count
 LARGEST_ID = 2**31 - 1
 _IDS = f"token ids, integers from 0 to {LARGEST_ID},"
 _SHOWN = 30
+#: The columns that tokens come from.
+_TOKENS = (*IDS, "prompt_messages", "messages", "completion_messages")
 
 
 def build(
@@ -48,7 +51,7 @@ class _Sample:
         self.prompt = 0  # tokens of the prompt, where it is known which are
         if "messages" in row or "completion_messages" in row:
             if encode is None:
-                raise ReadError(f"{where}: {names.get('messages', 'completion')} needs a tokenizer")
+                raise ReadError(f"{where}: {shown(names.get('messages', 'completion'))} needs a tokenizer")
             self.ids, self.mask = encode(*self._chat(), where)
         elif "input_ids" in row:
             self.ids = self._ids("input_ids")
@@ -64,20 +67,21 @@ class _Sample:
             self.mask = _trained_from(len(prompt), len(self.ids))
             self._check_counts()
         if not len(self.ids):
-            raise ReadError(f"{where}: no tokens; a sample has at least one. Leave empty samples out")
+            columns = " and ".join(self._called(name) for name in _TOKENS if name in names)
+            raise ReadError(f"{where}: no tokens in {columns}; a sample has at least one. Leave empty samples out")
 
     def _chat(self) -> tuple[Turns, list[Any] | None]:
         """The conversation and its tools; a prompt that stands in a column of its own is context."""
-        row, names, where = self.row, self.names, self.where
-        tools = clean_tools(row.pop("tools", None), where, names.get("tools", "tools"))
+        row, called, where = self.row, self._called, self.where
+        tools = clean_tools(row.pop("tools", None), where, called("tools"))
         if "completion_messages" in row:
-            prompt = clean_messages(row.pop("prompt_messages"), where, names["prompt_messages"])
-            name = names["completion_messages"]
+            prompt = clean_messages(row.pop("prompt_messages"), where, called("prompt_messages"))
+            name = called("completion_messages")
             return joined(prompt, clean_messages(row.pop("completion_messages"), where, name), where, name), tools
-        turns = clean_messages(row.pop("messages"), where, names["messages"])
+        turns = clean_messages(row.pop("messages"), where, called("messages"))
         given = decoded(row.pop("prompt_messages", None))
         if given is not None:
-            turns = _after_prompt(given, turns, where, names["prompt_messages"], names["messages"])
+            turns = _after_prompt(given, turns, where, called("prompt_messages"), called("messages"))
         return turns, tools
 
     # --- the response of whole samples ------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ class _Sample:
         elif prompt is not None and prompt + response != total:
             raise self._error(
                 "response_length",
-                f"is {response} and {self.names['prompt_length']} {prompt}; together they have to be "
+                f"is {response} and {self._called('prompt_length')} {prompt}; together they have to be "
                 f"the {total} tokens of the sample",
             )
         self.prompt, self.mask = total - response, _trained_from(total - response, total)
@@ -112,7 +116,8 @@ class _Sample:
         if name not in self.row:
             return None
         value = self.row.pop(name)
-        whole = isinstance(value, int | np.integer | float) and not isinstance(value, bool) and value == int(value)
+        floating = isinstance(value, float | np.floating)  # as nulls elsewhere make of integers
+        whole = value.is_integer() if floating else isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value <= total:
             left_out = f"leave it out with --column {name}="
             raise self._error(name, f"is {_short(value)}; a number of tokens from 0 to {total} is needed: {left_out}")
@@ -142,7 +147,7 @@ class _Sample:
         side: Literal["prompt", "completion"] = "prompt" if half == "prompt_ids" else "completion"
         if not holds(self.ids, part, side):
             place = "front" if side == "prompt" else "end"
-            raise self._error("input_ids", f"does not hold {self.names[half]} at the {place}, as the first rows do")
+            raise self._error("input_ids", f"does not hold {self._called(half)} at the {place}, as the first rows do")
         self.prompt = len(part) if side == "prompt" else size - len(part)
         self.mask = _trained_from(self.prompt, size)
 
@@ -156,13 +161,13 @@ class _Sample:
         ):
             whole, half = names[::-1] if names[1] in usual else names
             raise ReadError(
-                f"{self.where}: {whole} holds {half}, and in the first rows it does not; in all rows of a file they "
-                "are halves, or in none"
+                f"{self.where}: {shown(whole)} holds {shown(half)}, and in the first rows it does not; in all rows of "
+                "a file they are halves, or in none"
             )
         if apart and len(prompt) >= CHANCE and holds(completion, prompt, "prompt"):
             raise ReadError(
-                f"{self.where}: {names[1]} begins with {names[0]}, and in the first rows it does not; with the prompt "
-                "in front it would be there twice"
+                f"{self.where}: {shown(names[1])} begins with {shown(names[0])}, and in the first rows it does not; "
+                "with the prompt in front it would be there twice"
             )
 
     def columns(self) -> dict[str, Any]:
@@ -180,7 +185,7 @@ class _Sample:
                 for name, value in out.items()
             }
             if not len(out["input_ids"]):
-                raise ReadError(f"{self.where}: {self.names['attention_mask']} marks every token as padding")
+                raise ReadError(f"{self.where}: {self._called('attention_mask')} marks every token as padding")
         return out
 
     def _mask(self) -> Array | None:
@@ -194,8 +199,8 @@ class _Sample:
         if len(wrong):
             at = int(wrong[0])
             raise ReadError(
-                f"{self.where}: {self.names['labels']}[{at}] is {labels[at]} and the token is {self.ids[at]}; a label "
-                "is its own token or -100 (not trained), not shifted"
+                f"{self.where}: {self._called('labels')}[{at}] is {labels[at]} and the token is {self.ids[at]}; a "
+                "label is its own token or -100 (not trained), not shifted"
             )
         mask: Array = trained.astype(np.uint8)
         return mask
@@ -208,7 +213,7 @@ class _Sample:
             return float("nan")
         if name == "sampling_mask":
             return self._convert(name, convert.to_numpy)
-        if convert.is_array(value):
+        if is_array(value):
             return self._per_token(name, convert.to_identity if name == "identity" else convert.to_numpy)
         if value is None or not isinstance(value, int | float | np.number | np.bool_ | str):
             raise self._error(name, f"is {_short(value)}; a number, or one for each token, is needed")
@@ -256,7 +261,8 @@ class _Sample:
             raise self._error(name, f"is text ({_short(value)}); {hint} are needed, say [1, 2, 3]")
         if isinstance(first, dict) and "role" in first:
             raise self._error(name, "holds chat messages; name a tokenizer for them: --tokenizer DIR (tokenizer=)")
-        if value is None or isinstance(value, dict):
+        if value is None or isinstance(value, dict) or (ids and not is_array(value)):
+            value = value.item() if isinstance(value, np.generic) else value
             raise self._error(name, f"is {kind(value)}; a list of {hint} is needed")
         try:
             return convert(value, Where(self.names[name], source=self.where))
@@ -266,9 +272,13 @@ class _Sample:
                 raise ReadError(str(error)) from None
             raise self._error(name, f"[{at}] is {_short(value[at])}; {_IDS if ids else hint} are needed") from None
 
+    def _called(self, name: str) -> str:
+        """How a message calls a column."""
+        return shown(self.names.get(name, name))
+
     def _error(self, name: str, message: str) -> ReadError:
         space = "" if message.startswith("[") else " "
-        return ReadError(f"{self.where}: {self.names[name]}{space}{message}")
+        return ReadError(f"{self.where}: {self._called(name)}{space}{message}")
 
 
 def _culprit(value: Any, ids: bool) -> int | None:

@@ -25,7 +25,7 @@ def plain_log_probs(value: Any, ids: Iterable[int]) -> Any:
         return value
     if all("logprob" in item for item in value):
         return [item["logprob"] for item in value]
-    found = [_of_token(item, token) for item, token in zip(value, ids, strict=False)]
+    found = [_log_prob_of_token(item, token) for item, token in zip(value, ids, strict=False)]
     return value if None in found or len(found) != len(value) else found
 
 
@@ -45,7 +45,7 @@ def _is_triples(value: Any) -> bool:
     )
 
 
-def _of_token(item: dict[str, Any], token: int) -> Any:
+def _log_prob_of_token(item: dict[str, Any], token: int) -> Any:
     """The log-prob of a token among those that a server lists at its place."""
-    held = item.get(str(token))
-    return held.get("logprob") if isinstance(held, dict) else held
+    entry = item.get(str(token))
+    return entry.get("logprob") if isinstance(entry, dict) else entry

@@ -1,8 +1,8 @@
 """What the first rows of a file look like inside -> where the samples lie in them, as paths.
 
 A row that holds lists of steps, turns, choices or whole samples is known by what is in them: token ids under a name of
-token ids, those of a prompt and those of an answer told apart by that name or by the object around them. What belongs
-to them (masks, log-probs, rewards) is looked for on the way from the row to the answer, the nearest first.
+token ids, those of a prompt and those of an answer distinguished by that name or by the object around them. What
+belongs to them (masks, log-probs, rewards) is looked for on the way from the row to the answer, the nearest first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import listed
 from ..inputs.aliases import USUAL
 from ..inputs.lookalikes import holds
 from .branches import as_branches
@@ -47,24 +48,24 @@ def find(rows: Sequence[Mapping[str, Any]], path: object) -> dict[str, str]:
 
     Raises ReadError where several lists hold token ids and nothing says which are meant, and for answers alone.
     """
-    held = leaves(rows)
-    roles = {name: role for name, value in held.items() if (role := _role(name, value))}
+    by_path = leaves(rows)
+    roles = {name: role for name, value in by_path.items() if (role := _role(name, value))}
     flat = {role for name, role in roles.items() if not is_path(name)}
     if "completion_ids" in flat and flat & {"prompt_ids", "input_ids"}:
-        return {name: at for name, at in _SERVER.items() if at in held and name not in _FORMS}
+        return {name: at for name, at in _SERVER.items() if at in by_path and name not in _FORMS}
     answers = [name for name, role in roles.items() if role == "completion_ids"]
     if "input_ids" in flat and ("prompt_ids" in flat or not answers):
         return {}
     pairs = [(prompt, answer) for answer in answers if (prompt := _prompt_of(answer, roles))]
     if pairs:
         prompt, answer = _only(pairs, path)
-        if "input_ids" in flat and (is_path(prompt) or _ends_with(held[prompt], held[answer])):
+        if "input_ids" in flat and (is_path(prompt) or _ends_with(by_path[prompt], by_path[answer])):
             return {}  # whole samples, and what they were made of
-        return {**beside(held, answer, rows), "prompt_ids": prompt, "completion_ids": answer}
+        return {**beside(by_path, answer, rows), "prompt_ids": prompt, "completion_ids": answer}
     wholes = [(name, name) for name, role in roles.items() if role == "input_ids" and "[]" in name]
     if wholes:
         _, whole = _only(wholes, path)
-        return {**beside(held, whole, rows), "input_ids": whole}
+        return {**beside(by_path, whole, rows), "input_ids": whole}
     if any(is_path(answer) for answer in answers):
         raise ReadError(
             f"{path}: {answers[0]} holds the token ids of answers, and nothing those of their prompts; let the server "
@@ -74,8 +75,8 @@ def find(rows: Sequence[Mapping[str, Any]], path: object) -> dict[str, str]:
     return {}
 
 
-def beside(held: Mapping[str, Any], answer: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Canonical name -> path of what belongs to the ids at the path `answer`. `held`: what `leaves` gives."""
+def beside(by_path: Mapping[str, Any], answer: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Canonical name -> path of what belongs to the ids at the path `answer`. `by_path`: what `leaves` gives."""
     found = {}
     for canonical, usual in USUAL.items():
         if canonical in _FORMS:
@@ -83,10 +84,10 @@ def beside(held: Mapping[str, Any], answer: str, rows: Sequence[Mapping[str, Any
         names = [*usual, *(f"{name}s" for name in usual if f"{name}s" not in _USUAL)]
         there = [
             at
-            for path in held
-            if _name(path) in names and (at := _with_lists(path, answer, held, rows)) and _leads_to(at, answer)
+            for path in by_path
+            if _name(path) in names and (at := _with_lists(path, answer, by_path, rows)) and _leads_to(at, answer)
         ]
-        there += [path for path in held if _counted(canonical, path, answer)]
+        there += [path for path in by_path if _counted(canonical, path, answer)]
         if there:
             found[canonical] = max(there, key=lambda path: _parent(path).count("."))
     return found
@@ -95,13 +96,13 @@ def beside(held: Mapping[str, Any], answer: str, rows: Sequence[Mapping[str, Any
 def neighbours(rows: Sequence[Mapping[str, Any]], answer: str) -> list[str]:
     """The paths of whatever stands beside the ids at the path `answer` and on the way there, read or not; objects that
     hold no ids are not looked into."""
-    held = leaves(rows)
+    by_path = leaves(rows)
     if answer.endswith("[]"):
-        columns = [name for name in held if not is_path(name.removesuffix("[]"))]
-        return [at for name in columns if (at := _with_lists(name, answer, held, rows)).endswith("[]")]
+        columns = [name for name in by_path if not is_path(name.removesuffix("[]"))]
+        return [at for name in columns if (at := _with_lists(name, answer, by_path, rows)).endswith("[]")]
     steps = [answer[: at + 1] for at, letter in enumerate(answer) if letter == "."]
     found: dict[str, None] = {}
-    for path in held:
+    for path in by_path:
         step = max((step for step in steps if path.startswith(step)), default="")
         if step:
             rest = path[len(step) :].split(".")[0]
@@ -112,12 +113,12 @@ def neighbours(rows: Sequence[Mapping[str, Any]], answer: str) -> list[str]:
 def leaves(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Path -> the first value there that is not empty, of everything in some rows but nulls. A list of lists of a
     column that has a value for each token is a list of samples: its path ends in []."""
-    held: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for row in rows:
         for path, value in _walk(dict(row), "", 0):
-            if path not in held or (hasattr(held[path], "__len__") and not len(held[path])):
-                held[path] = value
-    return held
+            if path not in by_path or (hasattr(by_path[path], "__len__") and not len(by_path[path])):
+                by_path[path] = value
+    return by_path
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -174,7 +175,7 @@ def _role(path: str, value: Any) -> str | None:
 def _prompt_of(answer: str, roles: Mapping[str, str]) -> str | None:
     """The ids of the prompt of an answer: of those on its way, the nearest; a whole sample there is a prompt."""
     for role in ("prompt_ids", "input_ids"):
-        there = [path for path, held in roles.items() if held == role and _reaches(path, answer)]
+        there = [path for path, path_role in roles.items() if path_role == role and _reaches(path, answer)]
         if there:
             return max(there, key=lambda path: (_common(path, answer), -len(path)))
     return None
@@ -182,8 +183,8 @@ def _prompt_of(answer: str, roles: Mapping[str, str]) -> str | None:
 
 def _reaches(prompt: str, answer: str) -> bool:
     """Whether every list that a prompt is in holds the answer, too; or both are columns of lists."""
-    of_lists = prompt.endswith("[]") and answer.endswith("[]") and not _parent(prompt)
-    return of_lists or _list(answer).startswith(_list(prompt))
+    both_lists = prompt.endswith("[]") and answer.endswith("[]") and not _parent(prompt)
+    return both_lists or _list(answer).startswith(_list(prompt))
 
 
 def _only(pairs: list[tuple[str, str]], path: object) -> tuple[str, str]:
@@ -192,17 +193,17 @@ def _only(pairs: list[tuple[str, str]], path: object) -> tuple[str, str]:
     least = min(answer.count(".") for _, answer in pairs)
     left = [pair for pair in pairs if pair[1].count(".") == least]
     if len(lists) > 1 or len(left) > 1:
-        names = ", ".join(dict.fromkeys(answer for _, answer in pairs))
+        names = listed(dict.fromkeys(answer for _, answer in pairs))
         prompt, answer = pairs[0]
-        told = f"completion_ids={answer} --column prompt_ids={prompt}" if prompt != answer else f"input_ids={answer}"
-        raise ReadError(f"{path}: token ids lie in {names}; say which are meant, say --column {told}")
+        example = f"completion_ids={answer} --column prompt_ids={prompt}" if prompt != answer else f"input_ids={answer}"
+        raise ReadError(f"{path}: token ids lie in {names}; say which are meant, say --column {example}")
     return left[0]
 
 
-def _with_lists(path: str, answer: str, held: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _with_lists(path: str, answer: str, by_path: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """A path, with [] after it where it is a column with an item for each item of the column `answer`."""
     column = answer.removesuffix("[]")
-    if not answer.endswith("[]") or is_path(path) or not isinstance(held[path], list | np.ndarray):
+    if not answer.endswith("[]") or is_path(path) or not isinstance(by_path[path], list | np.ndarray):
         return path
     both = [(row.get(path), row.get(column)) for row in rows]
     alike = [len(a) == len(b) for a, b in both if isinstance(a, list | np.ndarray) and isinstance(b, list | np.ndarray)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import listed
 from ..inputs.aliases import USUAL
 from ..inputs.lookalikes import MASK_NAMES, candidate, pairing
 from .columns import numbers_in
@@ -41,7 +42,7 @@ def columns_of_sides(
 ) -> dict[str, dict[str, str]]:
     """For each side, canonical name -> column, as `open_rollouts` takes it.
 
-    given: as told: "chosen", "rejected", "chosen.NAME", "rejected.NAME", and names for both. Raises ReadError.
+    given: by the user: "chosen", "rejected", "chosen.NAME", "rejected.NAME", and names for both. Raises ReadError.
     """
     tokens = {side: _tokens(path, side, names, given) for side in SIDES}
     if tokenizer is not None and any(_is_no_ids(head, column) for column in tokens.values()):
@@ -54,12 +55,12 @@ def columns_of_sides(
         columns = dict.fromkeys((*_ALONE, *_IDS), "")
         if ids != "messages":
             columns |= _prefixed(side, names)
-        out[side] = columns | more | {ids: tokens[side]} | told_of(side, given)
+        out[side] = columns | more | {ids: tokens[side]} | given_columns(side, given)
     return out
 
 
-def told_of(side: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Canonical name -> column, of what was told of one side or of both."""
+def given_columns(side: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Canonical name -> column, of what was given for one side or for both."""
     both = {name: column for name, column in given.items() if name.partition(".")[0] not in SIDES}
     return both | {name.removeprefix(f"{side}."): at for name, at in given.items() if name.startswith(f"{side}.")}
 
@@ -68,7 +69,7 @@ def _tokens(path: object, side: str, names: Sequence[str], given: Mapping[str, s
     tokens = given.get(side) or next((name for form in _TOKENS if (name := form.format(side)) in names), None)
     if tokens is None:
         raise ReadError(
-            f"{path}: no column of {side} tokens; it has {', '.join(names)}. Looked for "
+            f"{path}: no column of {side} tokens; it has {listed(names)}. Looked for "
             f"{', '.join(form.format(side) for form in _TOKENS)}; name yours with --column {side}=NAME"
         )
     return tokens
@@ -93,7 +94,14 @@ def _form(
     """What the ids of the sides are, whole samples or completions, and the column of the prompt: the first rows tell
     whether the sides begin with it."""
     numbers = numbers_in(head)
-    usual = [name for name in USUAL["prompt_ids"] if name in names and name not in numbers]
+    known = [name for name in USUAL["prompt_ids"] if name in names]
+    usual = [name for name in known if name not in numbers]
+    known = [name for name in known if name.endswith("ids")]  # `prompt_tokens: 3` is a count
+    if known and not usual and "prompt_ids" not in given:
+        raise ReadError(
+            f"{path}: column {known[0]!r} is named as the tokens of a prompt and holds single numbers; a list of ids "
+            "in each row is needed; leave it out with --column prompt_ids="
+        )
     prompt = given.get("prompt_ids", usual[0] if usual else "")
     rows = [
         (ids, part)
@@ -128,10 +136,10 @@ def _is_no_ids(head: Chunk, column: str) -> bool:
 
 def _no_masks_of_neither(path: object, names: Sequence[str], head: Chunk, given: Mapping[str, str]) -> None:
     """ReadError for a mask or labels that may be of either side."""
-    told = {*given.values(), *given}
+    named = {*given.values(), *given}
     for name in _MASKS:
         canonical = "labels" if name in USUAL["labels"] else "completion_mask"
-        if name in names and not {name, canonical} & told and any(map(_is_per_token, head.columns[name])):
+        if name in names and not {name, canonical} & named and any(map(_is_per_token, head.columns[name])):
             raise ReadError(
                 f"{path}: column {name!r} does not say of which side it marks the tokens: name it, --column "
                 f"chosen.{canonical}=... --column rejected.{canonical}=..., or leave it out, --column {name}="

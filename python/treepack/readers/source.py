@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..errors import escaped
+
 #: A chunk ends after about this many tokens (JSONL: bytes), so that long samples do not fill the memory.
 CHUNK_TOKENS = 1 << 20
 CHUNK_BYTES = 8 << 20
 
 
 class ReadError(ValueError):
-    """A file that cannot be read as rollouts; says which file, line or row and column, what it has, what is allowed."""
+    """A file that cannot be read as rollouts; says which file, line or row and column, what it has, what is allowed.
+
+    One line, whatever the names of files and columns hold: what is not printable is escaped.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(escaped(text))
 
 
 class ReadWarning(UserWarning):
