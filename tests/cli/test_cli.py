@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def test_numbers_by_eye(tmp_path, capsys):
     assert numbers["attention_pairs_alone"] == 10 + 6 + 3 + 6 + 10
     assert shared["attention_pairs"] == 1 + 2 + 3 + 4 + 3
     assert numbers["expected"] == {"placement": "shared", "linear": 16 / 5, "attention": 35 / 13}
+    assert numbers["cut"] == {"packed_tokens": 5, "ranges": 1, "most_ancestors": 0}
 
 
 def test_numbers_against_pack_and_an_oracle(tmp_path, capsys):
@@ -75,6 +77,11 @@ def test_numbers_against_pack_and_an_oracle(tmp_path, capsys):
     assert numbers["strict_prefixes"] == sum(tuple(ids) in proper for ids in samples)
     assert numbers["placements"]["no_budget"]["packed_tokens"] == len(prefixes(samples))
     rows = [{"input_ids": i, "completion_mask": m} for i, m in zip(samples, masks, strict=True)]
+    (tree,) = treepack.pack(rows, max_tokens=140, cut=True)
+    above = max(len(x.ancestors) for x in tree.ranges)
+    assert above > 0
+    wanted = {"packed_tokens": len(prefixes(samples)), "ranges": len(tree.ranges), "most_ancestors": above}
+    assert numbers["cut"] == wanted
     packer = treepack.Packer(140)
     for row in rows:
         packer.add(row)
@@ -182,14 +189,14 @@ def test_survey_keeps_no_samples_of_closed_windows():
     import weakref
 
     survey = Survey(64, None, window=100)
-    held = []
+    references = []
     for i in range(40):
         ids = np.arange(i, i + 10)
-        held.append(weakref.ref(ids))
+        references.append(weakref.ref(ids))
         survey.add({"input_ids": ids})
     del ids
     gc.collect()
-    assert sum(ref() is not None for ref in held) <= 10
+    assert sum(ref() is not None for ref in references) <= 10
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -205,6 +212,23 @@ def one_line(capsys, *arguments):
     return err
 
 
+@pytest.mark.parametrize("command", ["inspect", "pack", "doctor"])
+def test_help_ends_with_examples_codes_and_the_page(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    for part in ("Examples:", f"treepack {command} ", "Exit codes: 0 all well", "130 interrupted", "More: docs/"):
+        assert part in out, part
+
+
+def test_the_shell_completes(tmp_path):
+    words = {"_TREEPACK_COMPLETE": "complete_bash", "COMP_WORDS": "treepack inspect --max", "COMP_CWORD": "2"}
+    environment = {**os.environ, **words, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "treepack"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["--max-tokens", "--max-terms", "--max-positions"]
+
+
 def test_errors_of_a_first_time_user(tmp_path, capsys):
     path = write(tmp_path, SAMPLES)
     assert "no such file" in one_line(capsys, "inspect", tmp_path / "nothing.jsonl")
@@ -214,13 +238,18 @@ def test_errors_of_a_first_time_user(tmp_path, capsys):
     assert "none of the 6 samples fits" in message
     assert "they have 2 to 7 tokens: all fit with --max-tokens 7" in message
     message = one_line(capsys, "inspect", path, "--limit", 2, "--max-terms", 1)
-    assert message.endswith("they have 3 to 4 tokens: all fit with a larger --max-terms\n")
+    assert message.endswith("they have 3 to 4 tokens: all fit with --max-terms 3\n")
     assert "--max-tokens" in one_line(capsys, "inspect", path, "--max-tokens", "many")
-    assert "greater than or equal to 1" in one_line(capsys, "inspect", path, "--max-tokens", 0)
+    assert "whole number from 1 on" in one_line(capsys, "inspect", path, "--max-tokens", 0)
     assert "'shared', 'first_fit', 'stream'" in one_line(capsys, "inspect", path, "--placement", "best")
-    assert "Missing argument" in one_line(capsys, "inspect")
+    assert "treepack inspect needs FILE: Rollouts: JSONL" in one_line(capsys, "inspect")
     assert "No such command" in one_line(capsys, "look", path)
-    assert "No such option" in one_line(capsys, "inspect", path, "--max-token", 7)
+    assert "--limit '0': needed is a whole number from 1 on" in one_line(capsys, "inspect", path, "--limit", 0)
+    message = one_line(capsys, "inspect", path, "--max-token", 7)
+    assert "treepack inspect has no option --max-token; did you mean --max-terms or --max-tokens or" in message
+    message = one_line(capsys, "inspect", path, "--placement", "best")
+    assert "--placement 'best' is not one of 'shared', 'first_fit', 'stream'" in message
+    assert "write it to a file: COMMAND > rollouts.jsonl" in one_line(capsys, "inspect", "-")
     (tmp_path / "text.jsonl").write_text('{"input_ids": "the cat sat"}\n')
     assert "is text ('the cat sat'); token ids are needed" in one_line(capsys, "inspect", tmp_path / "text.jsonl")
     (tmp_path / "broken.jsonl").write_text('{"input_ids": [1]}\n{"input_ids"\n')
@@ -327,11 +356,12 @@ def test_the_bar_is_for_terminals_alone(tmp_path):
 
     terminal, end = pty.openpty()
     code = f"import sys; from treepack.cli.commands import run; run(['inspect', {str(write(tmp_path, SAMPLES))!r}])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "60"}
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=end, env=environment, timeout=60)
     os.close(end)
     with open(terminal, "rb", buffering=0) as screen:
-        assert "100% of the file, 6 samples" in screen.read(1 << 16).decode()
+        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.read(1 << 16).decode())
+    assert re.search(r"reading \S+ 100% 6 samples 0:00:0\d", drawn)  # whole on 60 columns
     assert b"\x1b" not in done.stdout  # what goes into a file has no colours
     assert b"raw tokens" in done.stdout
 

@@ -39,14 +39,20 @@ def test_this_machine(capsys):
         assert report["no_device"].startswith("torch ")
         assert kernels["triton"]["reason"] == "it needs a GPU, and torch finds none here"
         assert kernels["fa4"]["reason"] == "it needs a Hopper GPU, and torch finds none here"
-        assert [check["name"] for check in report["self_test"]] == ["packing", "attention, reference on the CPU"]
+        names = ["packing", "attention, reference on the CPU", "states, reference on the CPU"]
+        assert [check["name"] for check in report["self_test"]] == names
+    scans = {kernel["impl"]: kernel for kernel in report["scans"]}
+    assert list(scans) == ["triton", "levels", "reference"]
+    assert scans["reference"]["runs"]
+    if not torch.cuda.is_available():
+        assert scans["triton"]["reason"] == "it needs a GPU, and torch finds none here"
 
 
 def test_without_torch(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     report = found(capsys)
     assert report["ok"] is True
-    assert report["kernels"] == []
+    assert report["kernels"] == report["scans"] == []
     assert report["no_torch"] == "torch is not installed: pip install 'treepack[torch]'"
     assert [check["name"] for check in report["self_test"]] == ["packing"]
     assert run(["doctor"]) == 0
@@ -89,7 +95,7 @@ def test_wrong_attention_is_noticed(capsys, monkeypatch):
 
     monkeypatch.setattr(reference, "tree_attention", sees_too_much)
     report = found(capsys, code=1)
-    assert [check["passed"] for check in report["self_test"]] == [True, False]
+    assert [check["passed"] for check in report["self_test"]] == [True, False, True]
     assert "largest relative error" in report["self_test"][1]["detail"]
 
 
@@ -108,6 +114,24 @@ def test_wrong_gradients_are_noticed(monkeypatch):
         lambda q, k, v, *rest, **options: real(q, (k + k.detach()) / 2, v, *rest, **options),
     )
     assert not all(check.passed for check in doctor.self_test(torch))
+
+
+@pytest.mark.parametrize("wrong", ["runs on", "no gradient"])
+def test_wrong_states_are_noticed(capsys, monkeypatch, wrong):
+    """A convolution that runs on from one sample into the next, and one that loses a gradient."""
+    torch = pytest.importorskip("torch")
+    from treepack.recurrent import reference
+
+    real = reference.tree_conv1d
+
+    def runs_on(x, weight, *rest, **options):
+        y = real(x, weight, *rest, **options)
+        return y + 0.1 * y.roll(1, 0) if wrong == "runs on" else y + 0 * x.sum() - (x - x.detach())
+
+    monkeypatch.setattr(reference, "tree_conv1d", runs_on)
+    checks = {check.name: check for check in doctor.self_test(torch)}
+    assert not checks["states, reference on the CPU"].passed
+    assert "largest relative error" in checks["states, reference on the CPU"].detail
 
 
 def test_wrong_packing_is_noticed(capsys, monkeypatch):

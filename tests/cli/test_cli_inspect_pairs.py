@@ -1,6 +1,9 @@
 """`treepack inspect --pairs`: numbers against an oracle, the page, and what does not go with pairs."""
 
+import base64
 import json
+import re
+import zlib
 
 import pytest
 
@@ -35,18 +38,18 @@ def samples(pairs):
     return [pair["prompt_ids"] + pair[f"{side}_ids"] for pair in pairs for side in ("chosen", "rejected")]
 
 
-def tree(held):
+def tree(members):
     """Positions of one tree that holds these samples, and pairs of a query and a key that it sees."""
-    prefixes = {tuple(ids[: n + 1]) for ids in held for n in range(len(ids))}
+    prefixes = {tuple(ids[: n + 1]) for ids in members for n in range(len(ids))}
     return len(prefixes), sum(map(len, prefixes))
 
 
 def test_numbers_by_eye(file, capsys):
     numbers = inspect(capsys, file, "--max-tokens", 8)
     there = [pair for pair in PAIRS if len(pair["chosen_ids"]) < 5]  # the third pair has 14 positions
-    held = samples(there)
+    members = samples(there)
     assert (numbers["pairs"], numbers["samples"]) == (3, 6)
-    assert numbers["raw_tokens"] == sum(map(len, held)) == 4 + 3 + 3 + 5 + 2 + 2
+    assert numbers["raw_tokens"] == sum(map(len, members)) == 4 + 3 + 3 + 5 + 2 + 2
     assert numbers["longest_sample"] == 5
     assert numbers["loss_terms"] == 2 + 1 + 1 + 3 + 1 + 1  # the completions
     assert numbers["exact_duplicates"] == 1  # both sides of the last pair
@@ -60,8 +63,8 @@ def test_numbers_by_eye(file, capsys):
     )
     assert set(numbers["placements"]) == {"shared", "first_fit", "no_budget"}
     free = numbers["placements"]["no_budget"]
-    assert (free["packed_tokens"], free["attention_pairs"]) == tree(held)
-    assert numbers["attention_pairs_alone"] == sum(len(ids) * (len(ids) + 1) // 2 for ids in held)
+    assert (free["packed_tokens"], free["attention_pairs"]) == tree(members)
+    assert numbers["attention_pairs_alone"] == sum(len(ids) * (len(ids) + 1) // 2 for ids in members)
     for name in ("shared", "first_fit"):
         placement = numbers["placements"][name]
         # The three pairs have 5 + 6 + 2 positions, and the first two share 1 2 3: 8 and 2.
@@ -89,6 +92,11 @@ def test_the_table_and_the_page(file, tmp_path, capsys, placement):
     assert "pairs               4   chosen and rejected lie in one tree" in out
     assert "stream" not in out
     assert "pairs.jsonl" in page.read_text()
+    data = json.loads(zlib.decompress(base64.b64decode(re.search(r'id="data">([^<]*)<', page.read_text())[1])))
+    sides = [
+        row for of in (tree["of_samples"] for tree in data["trees"]) for row in zip(of["line"], of["side"], strict=True)
+    ]
+    assert sorted(sides) == [(line, side) for line in range(1, 5) for side in ("chosen", "rejected")]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_pairs(treepack, tmp_path):
     assert tree.samples["pair"].tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_skipped_samples_are_told(treepack, file, tmp_path):
+def test_skipped_samples_are_reported(treepack, file, tmp_path):
     code, out, _ = treepack("pack", file, "--out", tmp_path / "out", "--max-tokens", 40, "--overlong", "skip")
     lengths = np.array([len(sample["input_ids"]) for sample in rollouts(groups=10)])
     assert code == 0
@@ -240,8 +241,9 @@ def test_a_bar_on_a_terminal(file, tmp_path, monkeypatch):
     """Where stderr is a terminal the bar is drawn there, and stdout holds the summary alone."""
     command = [sys.executable, "-c", "from treepack.cli.commands import run; import sys; sys.exit(run(sys.argv[1:]))"]
     command += ["pack", str(file), "--out", str(tmp_path / "out"), "--json"]
-    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "150"}
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["samples"] == 40
     assert "\x1b[" in done.stderr
-    assert "40 rows" in done.stderr
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", done.stderr)
+    assert re.search(r"packing \S+ 100% 40 rows, [\d.]+ x, 1 shard 0:00:0\d", drawn)  # whole on 60 columns

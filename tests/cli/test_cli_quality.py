@@ -120,8 +120,8 @@ def test_columns_of_quality_change_no_other_number(tmp_path, capsys):
     ],
 )
 def test_positions_of_the_model_of_a_tokenizer(tmp_path, files, limit):
-    for name, held in files.items():
-        (tmp_path / name).write_text(json.dumps(held))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
     assert positions_of(str(tmp_path)) == limit
 
 
@@ -175,8 +175,8 @@ def test_a_run_that_was_stopped_by_one_goes_on(tmp_path):
     options = {"max_tokens": 8, "window": 12, "shard_tokens": 6}
     with pytest.raises(PackError, match="sample 20: old_log_probs"):
         offline.pack_file(path, tmp_path / "out", **options)
-    held = offline.pack_file(path, tmp_path / "out", **options, resume=True, non_finite_log_probs="keep")
-    assert held.rows == 30
+    manifest = offline.pack_file(path, tmp_path / "out", **options, resume=True, non_finite_log_probs="keep")
+    assert manifest.rows == 30
 
 
 def test_both_sides_of_a_pair(tmp_path):

@@ -18,8 +18,8 @@ MAIN = "from treepack.cli import main; main()"
 
 def process(*arguments, before="", code=MAIN, stdout=subprocess.PIPE, **environment):
     command = [sys.executable, "-c", f"{before}\n{code}", *map(os.fspath, arguments)]
-    held = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.Popen(command, env=held, stdout=stdout, stderr=subprocess.PIPE)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.Popen(command, env=variables, stdout=stdout, stderr=subprocess.PIPE)
 
 
 def done(*arguments, **environment):
@@ -81,9 +81,9 @@ def test_names_do_not_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"input_ids": [1], "\x1b[31m:smile: [bold]": 1}))
     assert run(["inspect", str(path), "--column", "red=\x1b[31m:smile: [bold]"]) == 0
-    assert "red from \\x1b[31m:smile: [bold]" in capsys.readouterr().out
+    assert "red from '\\x1b[31m:smile: [bold]'" in capsys.readouterr().out
     assert run(["inspect", str(path), "--column", "input_ids=x"]) == 2
-    assert "it has input_ids, \\x1b[31m:smile: [bold]" in capsys.readouterr().err
+    assert "it has input_ids, '\\x1b[31m:smile: [bold]'" in capsys.readouterr().err
 
 
 def test_texts():
@@ -154,13 +154,13 @@ def test_a_page_that_cannot_be_written_there(file, capsys, monkeypatch, page, sa
     """Said before the file is read; and the file itself stays."""
     monkeypatch.chdir(file.parent)
     (file.parent / "link.jsonl").symlink_to(file)
-    held = file.read_bytes()
+    content = file.read_bytes()
     assert run(["inspect", "rollouts.jsonl", "--html", page]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
-    assert file.read_bytes() == held
+    assert file.read_bytes() == content
 
 
 def test_a_report_without_a_name():

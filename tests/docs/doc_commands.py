@@ -24,6 +24,9 @@ def check_commands(text, root):
             check_treepack(command[1:])
         elif re.fullmatch(r"(.*/)?(python|pytest)[\d.]*", program):
             check_python(command if "pytest" not in program else ["python", "-m", "pytest", *command[1:]], root)
+        elif program == "torchrun":
+            script = next(word for word in command if word.endswith(".py"))
+            check_python(["python", *command[command.index(script) :]], root)
         else:
             assert program.rsplit("/", 1)[-1] in OTHERS, f"{program}: doc_commands.py does not know this program"
 

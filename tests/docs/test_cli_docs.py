@@ -13,6 +13,7 @@ from treepack.cli.commands import run
 from treepack.readers import USUAL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+BUDGETS = (Path(__file__).resolve().parents[2] / "docs" / "choose-a-budget.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"```sh\ntreepack (.*?)\n```\n.*?```text\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -27,6 +28,13 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     command, shown = SHOWN[0]
     assert command.startswith("inspect rollouts.jsonl")
     assert printed(capsys, command) == shown
+
+
+def test_the_table_of_budgets(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", BUDGETS, re.DOTALL)[1], {})
+    ((command, shown),) = re.findall(r"```sh\ntreepack (.*?)\n```\n.*?```text\n(.*?)```", BUDGETS, re.DOTALL)
+    assert shown in printed(capsys, command)
 
 
 def test_the_doctor(capsys):

@@ -113,7 +113,7 @@ def test_known_commands_pass():
     )
 
 
-def test_python_is_told_from_text():
+def test_python_is_distinguished_from_text():
     assert is_code("from x import y\ny()\n")
     assert not is_code("three samples    one tree\n")
     assert not is_code("a <- b\n")

@@ -9,9 +9,13 @@ import tritons
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benches" / "results"
 DECIDE = ROOT / "docs" / "when-packing-helps.md"
+BUDGET = ROOT / "docs" / "choose-a-budget.md"
 FLEX = ROOT / "docs" / "migrating-flexattention.md"
 TRL = ROOT / "docs" / "migrating-trl.md"
 AREAL = ROOT / "docs" / "migrating-areal.md"
+VERL = ROOT / "docs" / "migrating-verl.md"
+RANGES = ROOT / "docs" / "ranges.md"
+PLACEMENT = ROOT / "docs" / "placement.md"
 OFFLINE = ROOT / "docs" / "offline.md"
 KERNEL = ROOT / "docs" / "kernel.md"
 README = ROOT / "README.md"
@@ -56,9 +60,24 @@ def packed_tokens(name, budget):
     return f"{row[5]} ({row[4]})"
 
 
+def test_sharing_under_trainers():
+    """The three boxes of the result file, each with the same ways."""
+    titles = re.findall(r"^ *(\w+), max_tokens", (RESULTS / "trainers.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    found = box("trainers.txt")
+    ways = len(found) // len(titles)
+    wanted = [
+        [f"`{titles[i // ways]}`", row[0], *(cell.replace("  ", ", ") for cell in row[1:])]
+        for i, row in enumerate(found)
+    ]
+    shown = rows(VERL, "Sharing survives the trainer")
+    assert [[row[0], row[1].strip("`"), *row[2:]] for row in shown] == wanted
+    (balanced, *_, ours) = wanted[:ways]
+    assert says(PLACEMENT, f"8 answers to a prompt keep {balanced[5].split()[0]} of {ours[5].split()[0]}")
+
+
 @pytest.mark.parametrize("row", rows(DECIDE, "Tokens"), ids=lambda row: row[0])
 def test_tokens(row):
-    label, samples, raw, budget, packed, ratio = row
+    label, ratio, packed, budget, samples, raw = row
     name = re.search(r"`(\w+)`", label)[1]
     assert (samples, raw) in [(other[1], other[2]) for other in box("pack.txt") if other[0] == name]
     assert packed == packed_tokens(name, budget)
@@ -75,7 +94,7 @@ def attention(tree, file="gpu_attention.txt"):
 
 @pytest.mark.parametrize("row", rows(DECIDE, "Attention"), ids=lambda row: row[0])
 def test_attention(row):
-    tree, raw, n, ratio, triton, fa4, alone, faster = row
+    tree, faster, ratio, raw, n, triton, fa4, alone = row
     positions, tokens, times = attention(tree)
     assert (number(n), number(raw)) == (positions, tokens)
     assert ratio == f"{tokens / positions:.2f}"
@@ -96,7 +115,7 @@ def test_flex(row):
 
 @pytest.mark.parametrize("row", rows(DECIDE, "A whole training step"), ids=lambda row: row[0])
 def test_step(row):
-    name, raw, packed, tokens, flops, *times, faster, share, padded, peaks = row
+    name, faster, padded, peaks, share, raw, packed, tokens, flops, *times = row
     text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
     head = re.search(
         rf"^{name}: .*?N ([\d,]+) of ([\d,]+) raw.*?token ratio ([\d.]+), FLOP ratio ([\d.]+)\n((?:  .*\n)+)",
@@ -210,8 +229,8 @@ def test_trl(row):
 
 def test_step_sentences():
     table = {row[0]: row for row in rows(DECIDE, "A whole training step")}
-    times = {name: f"{float(row[8]):.1f}" for name, row in table.items()}
-    peaks = table["comb60"][11].split(" / ")
+    times = {name: f"{float(row[1]):.1f}" for name, row in table.items()}
+    peaks = table["comb60"][3].split(" / ")
     assert says(README, f"{times['comb60']} times faster on 60 samples")
     assert says(README, f"with {peaks[0]} instead of {peaks[1]} GiB at the peak")
     assert says(README, f"{times['agent9k']} times on 8 answers")
@@ -222,7 +241,7 @@ def test_step_sentences():
     assert says(BENCHES, f"{times['docs16k']} to {most} times faster")
     assert says(ROOT / "docs" / "integrations.md", f"{times['docs16k']} to {most} times, by how much is shared")
     text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
-    padded = [float(row[10]) for row in table.values()]
+    padded = [float(row[2]) for row in table.values()]
     assert says(DECIDE, f"takes {min(padded):.2f} to {max(padded):.2f} times as long as the packed step")
     host = re.findall(r"pack ([\d.]+) \+ copy ([\d.]+) ms = ([\d.]+)%", text)
     pack, copy, share = ([float(row[i]) for row in host] for i in range(3))
@@ -304,3 +323,23 @@ def test_portable_on_hopper(row):
             tile, registers, spills, shared, _ = kernels[name, size, "bf16", "plain"]
             block_m, block_n, warps, stages = tile.split(",")
             assert cell == f"{block_m}x{block_n} w{warps} s{stages}: {registers}, {spills}, {shared:,}"
+
+
+@pytest.mark.parametrize("row", rows(BUDGET, "What a budget takes"), ids=lambda row: row[0])
+def test_peaks(row):
+    model, *peaks, weights = row
+    text = (RESULTS / "gpu_memory.txt").read_text(encoding="utf-8")
+    lines = [line.split() for line in text.splitlines()]
+    assert [model, weights, *peaks] in lines
+    (head,) = (line for line in lines if line[:2] == ["model", "weights"])
+    shown = next(line for line in BUDGET.read_text(encoding="utf-8").splitlines() if line.startswith("| model |"))
+    assert [cell.strip() for cell in shown.strip("|").split("|")][1:-1] == head[3:]
+
+
+def test_what_ranges_save():
+    """Every row of the page is one of the kept output, figure for figure."""
+    measured = {(row[0], row[1]): row[2:8] for row in box("ranges.txt")}
+    shown = rows(RANGES, "What it costs", column="distinct")
+    assert len(shown) == 12
+    for name, *figures in shown:
+        assert figures == measured[tuple(name.replace("`", "").split(", "))], name

@@ -23,6 +23,7 @@ MODULES = [
     "integrations.collator",
     "integrations.transformers",
     "integrations.trl",
+    "integrations.verl",
     "offline",
     "readers",
     "synthetic",
@@ -124,6 +125,20 @@ def test_the_site_loads_nothing_from_elsewhere(site):
         assert not [url for url in loads.urls if re.match(r"(\w+:)?//", url)], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.parametrize("width", [1000, 390])
+def test_tables_fit_their_page(site, browser, width):
+    """Nothing sticks out of a page; at 1,000 px no table has to be scrolled."""
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    wide = "[...document.querySelectorAll('.md-typeset__scrollwrap')].filter((x) => x.scrollWidth > x.clientWidth + 1)"
+    for path in sorted(site.glob("*.html")):
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path.name
+        found = page.evaluate(f"{wide}.map((x) => x.innerText.slice(0, 40))")
+        assert width < 1000 or found == [], path.name
+    context.close()
 
 
 def test_the_site_has_the_reference(site):

@@ -1,115 +1,19 @@
 """The report in a real browser, without a screen: it draws what is in the tree, it zooms, it asks for nothing, its
 console is clean. Needs playwright and a Chromium of the system: `TREEPACK_CHROMIUM=/path/to/chromium` names one."""
 
-import os
-import shutil
 import time
 
 import pytest
+from report_browser import SMALL, pixel, place, small, theme
 from report_naive import large_batch
 
 import treepack
 from treepack import synthetic
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: it comes with treepack[cli]")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>\"'&"
-# One prompt of 8 tokens and three answers, of which two share four of their tokens: segments of 8, 6, 4, 2 and 4 tokens
-# in order of arrival, by eye:
-#
-#   prompt, 8 tokens, 3 samples | A, 6 trained, 1 sample
-#                               | B, 4 trained, 2 samples | C, 2 prompt, 1 sample
-#                                                         | D, 4 trained, 1 sample
-SMALL = [
-    {"input_ids": [*range(8), 20, 21, 22, 23, 24, 25], "completion_mask": [0] * 8 + [1] * 6, "advantage": 1.0},
-    {
-        "input_ids": [*range(8), 30, 31, 32, 33, 40, 41],
-        "completion_mask": [0] * 8 + [1] * 4 + [0] * 2,
-        "advantage": 1.0,
-    },
-    {"input_ids": [*range(8), 30, 31, 32, 33, 50, 51, 52, 53], "completion_mask": [0] * 8 + [1] * 8, "advantage": 0.0},
-]
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 4, 42  # margins of the tree's canvas
 LOAD_SECONDS = 3  # loose: it takes well below one second where nothing else runs
-
-
-def chromium():
-    named = os.environ.get("TREEPACK_CHROMIUM")
-    return named or next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = chromium()
-    if not path:
-        pytest.skip(f"no Chromium found: none of {', '.join(NAMES)} is on the PATH, TREEPACK_CHROMIUM is not set")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_report(browser, tmp_path):
-    """Opens reports as files; in the end no page may have said anything, or asked for anything but itself."""
-    contexts, said, asked = [], [], []
-
-    def watched(**options):
-        context = browser.new_context(viewport={"width": 1280, "height": 1000}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: said.append((message.type, message.text)))
-        page.on("pageerror", lambda error: said.append(("error", str(error))))
-        page.on("request", lambda request: asked.append(request.url))
-        return page
-
-    def opened(report, **options):
-        page = watched(**options)
-        target = tmp_path / f"report{len(contexts)}.html"
-        report.save(target)
-        page.goto(target.as_uri())
-        page.wait_for_selector("html[data-shown='0']")
-        return page
-
-    opened.watched = watched
-    yield opened
-    for context in contexts:
-        context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file://", "data:", "about:"))] == []
-    assert len([url for url in asked if url.startswith("file://")]) <= len(contexts)
-
-
-def pixel(page, canvas, x, y):
-    """The colour of a canvas at a place in CSS pixels, as #rrggbb."""
-    return page.evaluate(
-        """([name, x, y]) => {
-          const canvas = document.getElementById(name), ratio = window.devicePixelRatio;
-          const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
-          const pen = copy.getContext("2d", { willReadFrequently: true });
-          pen.drawImage(canvas, -Math.round(x * ratio), -Math.round(y * ratio));
-          const at = pen.getImageData(0, 0, 1, 1).data;
-          return "#" + [...at.slice(0, 3)].map((each) => each.toString(16).padStart(2, "0")).join("");
-        }""",
-        [canvas, x, y],
-    )
-
-
-def theme(page, name):
-    return page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
-
-
-def place(page, depth, row, reach=16, rows=3):
-    """Where a depth and a row of samples lie on the canvas of the tree."""
-    box = page.locator("#icicle").bounding_box()
-    width, height = box["width"] - LEFT - RIGHT, box["height"] - TOP - BOTTOM
-    return LEFT + width * depth / reach, TOP + height * row / rows
-
-
-def small():
-    return treepack.pack(SMALL, max_tokens=32, order="first_seen")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -133,7 +37,7 @@ def test_the_theme_can_change(open_report):
     page = open_report(treepack.report(small()), color_scheme="light")
     light = [pixel(page, name, 100, 20) for name in ("icicle", "mask", "tiles")]
     page.emulate_media(color_scheme="dark")
-    page.evaluate("new Promise(requestAnimationFrame)")  # the change is told before the next frame
+    page.evaluate("new Promise(requestAnimationFrame)")  # the change is reported before the next frame
     dark = [pixel(page, name, 100, 20) for name in ("icicle", "mask", "tiles")]
     assert dark[1:] == [theme(page, "paper"), theme(page, "partial")]
     assert all(a != b for a, b in zip(light, dark, strict=True))
@@ -208,7 +112,8 @@ def test_zoom_by_click(open_report):
     x, y = place(page, 5, 0.5, reach=8, rows=2)  # C, in the new view
     page.hover("#icicle", position={"x": x, "y": y})
     assert page.inner_text("#tip") == (
-        "Segment 3\n2 tokens, packed positions 18 to 19\ndepth 12 to 13\n1 sample alone\n0 tokens trained (0.0 %)"
+        "Segment 3\n2 tokens, packed positions 18 to 19\ndepth 12 to 13\n1 sample alone\n0 tokens trained (0.0 %)\n"
+        "sample 1\nadvantage 1"
     )
     page.click("#icicle", position={"x": x, "y": y})
     assert page.inner_text("#status") == "Shown: depth 12 to 13 of 1 sample, in 1 bar."
@@ -221,7 +126,7 @@ def test_zoom_by_click(open_report):
 
 def test_keys(open_report):
     page = open_report(treepack.report(small()))
-    page.focus("#tree")
+    page.focus("#next")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "icicle"
     assert page.inner_text("#spoken").startswith("Segment 0, 8 tokens")
@@ -247,11 +152,19 @@ def test_keys(open_report):
     assert page.inner_text("#status") == "Shown: depth 0 to 15 of 3 samples, in 5 bars."
 
 
+def saved(tree):
+    """Tokens that a tree spares its samples."""
+    return sum(map(len, tree.path_index())) - int(tree.cu_segments[-1])
+
+
 def test_another_tree(open_report):
     samples = [*synthetic.agent(prompt=60, answers=3, answer=30), *synthetic.agent(1, prompt=50, answers=2, answer=20)]
     packed = treepack.pack(samples, max_tokens=150)
     assert sorted(tree.num_tokens for tree in packed) == [90, 150]
     page = open_report(treepack.report(packed))
+    page.set_viewport_size({"width": 360, "height": 900})  # the long names of the trees stay inside
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.set_viewport_size({"width": 1280, "height": 1000})
     first = page.inner_text("#facts")
     page.click("#icicle", position={"x": 700, "y": 30})
     page.select_option("#tree", "1")
@@ -262,7 +175,8 @@ def test_another_tree(open_report):
     depth, samples, segments = tree.position_ids.max(), len(tree.sample_index), len(tree.segment_parent)
     assert page.inner_text("#status") == f"Shown: depth 0 to {depth} of {samples} samples, in {segments} bars."
     assert page.locator("#tree option").all_inner_texts() == [
-        f"{i}: {len(each.sample_index)} samples, {each.num_tokens} tokens" for i, each in enumerate(packed)
+        f"{i}: {len(each.sample_index)} samples, {each.num_tokens} tokens, {saved(each)} saved"
+        for i, each in enumerate(packed)
     ]
 
 

@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from base64 import b64encode
+import zlib
+from base64 import b64decode, b64encode
 from hashlib import sha256
 from html import unescape
 from html.parser import HTMLParser
@@ -18,7 +19,7 @@ from report_naive import large_batch
 
 import treepack
 from treepack import reports, synthetic
-from treepack.reports import page
+from treepack.reports import drawn, page
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: it comes with treepack[cli]")
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>\"'&<!--\u2028"
@@ -52,7 +53,7 @@ class Page(HTMLParser):
 
     @property
     def data(self):
-        return json.loads(self.text["data"])
+        return json.loads(zlib.decompress(b64decode(self.text["data"])))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,9 @@ def packed():
 def test_both_ways_to_call_it(packed):
     assert treepack.report is reports.report
     html = treepack.report(packed).html
-    assert html == treepack.report(list(packed)).html  # the same bytes, however often
+    assert html == treepack.report(packed).html  # the same bytes, however often
+    alike = [Page(treepack.report(each).html).data for each in (packed, list(packed))]
+    assert alike[0] == alike[1]
     assert html.startswith("<!doctype html>")
     assert "What was packed" in html
 
@@ -109,14 +112,14 @@ def test_nothing_is_loaded_from_anywhere(packed):
     read = Page(html)
     links = [
         (tag, name, value)
-        for tag, held in read.tags
-        for name, value in held.items()
+        for tag, attributes in read.tags
+        for name, value in attributes.items()
         if name in ("src", "href", "srcset")
     ]
     assert links == [("link", "href", "data:,")]
     assert not re.search(r"url\(|@import|\bfetch\(|XMLHttpRequest|WebSocket|\bimport\(|sendBeacon", html)
     assert set(re.findall(r"https?://[^\"'\s]*", html)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert not [name for _, held in read.tags for name in held if name.startswith("on") or name == "style"]
+    assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on") or name == "style"]
 
 
 def test_the_policy_names_the_style_and_the_script(packed):
@@ -144,7 +147,7 @@ def test_long_names_are_cut():
     samples = [{"input_ids": [1, 2], **{f"{i:02}{'x' * 5000}": 1.0 for i in range(60)}}]
     report = treepack.report(treepack.pack(samples, max_tokens=8), title="t" * 10**6)
     tree = Page(report.html).data["trees"][0]
-    assert [len(name) for name in tree["columns"]] == [page.TITLE] * page.COLUMNS
+    assert [len(name) for name in tree["columns"]] == [drawn.NAME] * drawn.COLUMNS
     assert tree["more_columns"] == 20
     assert len(report.html) < 100_000
 
@@ -176,7 +179,7 @@ def test_the_worst_page_stays_small():
     assert len(trees) == page.TREES
     assert f"The first {page.TREES} of {len(packed):,} trees are drawn" in html
     pictures = sum(len(tree[name]["png"]) for tree in trees for name in ("mask", "tiles"))
-    assert pictures * 3 / 4 < page.PICTURE_BYTES + 2 * page.TREES
+    assert pictures * 3 / 4 < drawn.PICTURE_BYTES + 2 * page.TREES
     assert sum(len(tree["bars"]["parent"]) for tree in trees) <= 3 * page.SEGMENTS + page.TREES
 
 
@@ -287,7 +290,7 @@ def test_a_save_to_nowhere(packed, tmp_path):
 def test_in_a_notebook(packed):
     report = treepack.report(packed, title=EVIL)
     frame = Page(report._repr_html_())
-    ((tag, held),) = frame.tags
-    assert (tag, held["sandbox"]) == ("iframe", "allow-scripts")
-    assert held["srcdoc"] == report.html
+    ((tag, attributes),) = frame.tags
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert attributes["srcdoc"] == report.html
     assert repr(report) == f"Report({len(report.html.encode()):,} bytes of HTML; .save(path) writes them)"

@@ -21,11 +21,11 @@ from .doctor_command import doctor
 from .inspect_command import inspect
 from .pack_command import pack
 from .terminal import printable
+from .usage import epilog, usage_line
 
 app = typer.Typer(
     name="treepack",
     help="Pack RL rollouts that share prefixes into prefix trees.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -43,9 +43,20 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-app.command()(_interruptible(inspect))
-app.command()(_interruptible(pack))
-app.command()(_interruptible(doctor))
+_INSPECT = epilog(
+    "treepack inspect rollouts.jsonl --max-tokens 16k",
+    "treepack inspect rollouts.parquet --max-tokens 8k,16k,32k",
+    "treepack inspect 'shards/*.jsonl' --html report.html --tokenizer models/qwen",
+)
+_PACK = epilog(
+    "treepack pack rollouts.parquet --out packed --max-tokens 16k",
+    "treepack pack preferences.jsonl --out packed --pairs",
+    "treepack pack rollouts.parquet --out packed --max-tokens 16k --resume",
+    at="offline",
+)
+app.command(epilog=_INSPECT)(_interruptible(inspect))
+app.command(epilog=_PACK)(_interruptible(pack))
+app.command(epilog=epilog("treepack doctor", "treepack doctor --impl triton"))(_interruptible(doctor))
 
 #: What a user can put right. Everything else is a bug, and a bug shows its traceback.
 _EXPECTED = (PackError, PackTypeError, ReadError, typer.TyperException, ModuleNotFoundError, OSError, MemoryError)
@@ -106,7 +117,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        return error.format_message()
+        return usage_line(error)
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --window needs less"
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingPackage):

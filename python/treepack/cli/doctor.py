@@ -19,10 +19,11 @@ from ..packing import pack
 from ..readers.source import first_line
 from ..testing import check_packed
 from ..tree.tree import PackedTree
+from . import doctor_states
 
 PACKAGES = (
-    "numpy", "torch", "triton", "transformers", "trl", "areal", "flash-attn-4", "typer", "rich", "pyarrow", "datasets",
-    "jinja2",
+    "numpy", "torch", "triton", "transformers", "trl", "areal", "flash-attn-4", "fla-core", "typer", "rich", "pyarrow",
+    "datasets", "jinja2",
 )  # fmt: skip
 #: Largest relative error (Frobenius) of an output or gradient; the reference runs in float64, kernels in bfloat16.
 TOLERANCE = {"reference": 1e-10, "kernel": 2e-2}
@@ -30,7 +31,7 @@ TOLERANCE = {"reference": 1e-10, "kernel": 2e-2}
 
 @dataclass(frozen=True)
 class Kernel:
-    """An implementation of `treepack.tree_attention`: whether it can run here, and why or why not."""
+    """An implementation of tree attention or of the scans: whether it can run here, and why or why not."""
 
     impl: str
     runs: bool
@@ -94,6 +95,11 @@ def kernels(torch: Any) -> list[Kernel]:
     return [_kernel(torch, impl) for impl in IMPLEMENTATIONS]
 
 
+def scans(torch: Any) -> list[Kernel]:
+    """Each implementation of the scans of layers that carry a state, by what it needs. None without torch."""
+    return [] if torch is None else [Kernel(*found) for found in doctor_states.scans(torch)]
+
+
 def self_test(torch: Any) -> list[Check]:
     """Packing against `check_packed`; where torch is, attention on a tree against each sample alone."""
     samples = synthetic.agent(prompt=40, answers=4, answer=12, vocab_size=500)
@@ -105,6 +111,8 @@ def self_test(torch: Any) -> list[Check]:
     checks.append(
         _checked("attention, reference on the CPU", lambda: _check_attention(torch, tree, "reference", "cpu"))
     )
+    name = "states, reference on the CPU"
+    checks.append(_checked(name, lambda: doctor_states.check_states(torch, tree)))
     if torch.cuda.is_available():
         name = "attention, triton on the GPU"
         checks.append(_checked(name, lambda: _check_attention(torch, tree, "triton", "cuda")))
@@ -254,6 +262,7 @@ def report() -> dict[str, Any]:
         "devices": found,
         "no_device": no_device,
         "kernels": [vars(kernel) for kernel in kernels(torch)],
+        "scans": [vars(kernel) for kernel in scans(torch)],
         "no_torch": why,
         "self_test": [vars(check) for check in checks],
         "ok": all(check.passed for check in checks),

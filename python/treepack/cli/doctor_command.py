@@ -19,7 +19,7 @@ def doctor(
     impl: Annotated[str | None, typer.Option(help="Exit with code 2 unless this one can run here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show versions, GPUs and which kernels can run here, and test packing and attention."""
+    """Show versions, GPUs and which kernels can run here, and test packing, attention and states."""
     found = facts.report()
     if impl is not None:
         _check_runs(impl, found)
@@ -55,14 +55,18 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         table.add_row("GPU", f"none: {found['no_device']}")
     print_table(console, table)
 
-    table = Table(box=box.SIMPLE, title="kernels of tree_attention", title_justify="left", title_style="bold")
-    for heading in ("impl", "runs here", "because"):
-        table.add_column(heading)
-    for kernel in found["kernels"]:
-        table.add_row(kernel["impl"], "yes" if kernel["runs"] else "no", kernel["reason"])
-    if not found["kernels"]:
-        table.add_row("all", "no", found["no_torch"])
-    print_table(console, table)
+    for title, implementations in (
+        ("kernels of tree_attention", found["kernels"]),
+        ("scans of layers that carry a state", found["scans"]),
+    ):
+        table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+        for heading in ("impl", "runs here", "because"):
+            table.add_column(heading)
+        for kernel in implementations:
+            table.add_row(kernel["impl"], "yes" if kernel["runs"] else "no", kernel["reason"])
+        if not implementations:
+            table.add_row("all", "no", found["no_torch"])
+        print_table(console, table)
 
     table = Table(box=box.SIMPLE, title="self-test", title_justify="left", title_style="bold")
     for heading in ("check", "", "found"):

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from ..errors import PackError, PackTypeError
 from ..inputs.finite import NonFiniteError
 from ..offline.options import SHARD_TOKENS, WINDOW, NonFinite, Options
 from ..packing.options import Branching, Order, Overlong, Placement
 from .inspect_command import columns_of
-from .terminal import counted, printable
+from .numbers import count_option
+from .terminal import counted, printable, progress_bar
 
 if TYPE_CHECKING:
     from ..offline.manifest import Manifest
@@ -35,23 +33,22 @@ def pack(
         str, typer.Argument(help="JSONL, Parquet, NPZ, a folder of datasets.save_to_disk, a folder or glob of shards.")
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the shards and their manifest.json.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most positions of a tree, padding included.")] = 16384,
+    max_tokens: Annotated[int, count_option("Most positions of a tree, padding included.")] = 16384,
     placement: Annotated[
         Placement, typer.Option(help="Fewest tokens, first fit, or sample by sample without windows.")
     ] = "shared",
-    window: Annotated[
-        int, typer.Option(min=1, help="Raw tokens that are packed together; bounds the memory.")
-    ] = WINDOW,
+    window: Annotated[int, count_option("Raw tokens that are packed together; bounds the memory.")] = WINDOW,
     shard_tokens: Annotated[
-        int, typer.Option(min=1, help="Packed tokens of a shard; a stopped run repeats at most one.")
+        int,
+        count_option("Packed tokens of a shard; a stopped run repeats at most one."),
     ] = SHARD_TOKENS,
-    max_terms: Annotated[int | None, typer.Option(min=1, help="Most loss terms of a tree.")] = None,
-    max_kept: Annotated[int | None, typer.Option(min=1, help="Most kept ids of a tree.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="All ids must be below it.")] = None,
+    max_terms: Annotated[int | None, count_option("Most loss terms of a tree.")] = None,
+    max_kept: Annotated[int | None, count_option("Most kept ids of a tree.")] = None,
+    vocab_size: Annotated[int | None, count_option("All ids must be below it.")] = None,
     branching: Annotated[Branching, typer.Option(help="label: with shift_labels.")] = "token",
     order: Annotated[Order, typer.Option(help="Of siblings.")] = "largest_first",
     overlong: Annotated[Overlong, typer.Option(help="What of samples that fit no tree.")] = "raise",
-    pad_to_multiple_of: Annotated[int | None, typer.Option(min=1, help="Pad each tree to a multiple of it.")] = None,
+    pad_to_multiple_of: Annotated[int | None, count_option("Pad each tree to a multiple of it.")] = None,
     non_finite_log_probs: Annotated[
         NonFinite, typer.Option(help="What of NaN and infinite log-probs at trained tokens.")
     ] = "raise",
@@ -79,14 +76,14 @@ def pack(
     options = Options.of(given)
     try:
         rows = open_input(file, pairs, columns_of(column), tokenizer)
-        told = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
+        lines = [] if as_json or rows.account.plain else list(map(printable, rows.account.lines()))
         before = read(Path(out)) if resume else None
         with _Bar(rows) as bar:
             name = Path(file).name
             manifest = write(bar, out, options, source=name, resume=resume, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        held = read(Path(out))
-        shards = len(held.shards) if held else 0
+        found = read(Path(out))
+        shards = len(found.shards) if found else 0
         done = f"{counted(shards, 'finished shard')} in {out}"
         print("treepack:", printable(f"stopped; {done}: go on with --resume"), file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
@@ -97,8 +94,8 @@ def pack(
     numbers["account"] = rows.account.to_json()
     numbers["already_finished"] = before is not None and before.finished
     if numbers["already_finished"]:
-        told.insert(0, f"nothing was packed: {printable(out)} holds this packing, finished by an earlier run")
-    print(json.dumps(numbers) if as_json else "\n".join([_line(numbers, pairs), *told]))
+        lines.insert(0, f"nothing was packed: {printable(out)} holds this packing, finished by an earlier run")
+    print(json.dumps(numbers) if as_json else "\n".join([_line(numbers, pairs), *lines]))
 
 
 def summary(manifest: Manifest, out: Path, seconds: float) -> dict[str, Any]:
@@ -156,10 +153,8 @@ class _Bar:
     """The rows of an input, and a bar on stderr that moves as they are read; nothing where stderr is no terminal."""
 
     def __init__(self, rows: Rollouts | Pairs):
-        console = Console(stderr=True)
-        columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("reading", total=1.0)
+        self._bar = progress_bar()
+        self._task = self._bar.add_task("packing", total=1.0, done="")
         self._rows = rows
         self.fingerprint, self.account = rows.fingerprint, rows.account
 
@@ -170,8 +165,10 @@ class _Bar:
 
     def show(self, now: Progress) -> None:
         ratio = now.raw_tokens / now.packed_tokens if now.packed_tokens else 1.0
-        text = f"{now.rows:,} rows, {now.raw_tokens:,} tokens ({ratio:.2f} x), {now.trees:,} trees, {now.shards} shards"
-        self._bar.update(self._task, description=text)
+        read = self._rows.fraction
+        self._bar.update(
+            self._task, completed=read, done=f"{now.rows:,} rows, {ratio:.2f} x, {counted(now.shards, 'shard')}"
+        )
 
     def __enter__(self) -> _Bar:
         self._bar.start()

@@ -97,11 +97,11 @@ def positions_of(folder: str | None) -> int | None:
     names = {"config.json": ("max_position_embeddings", "n_positions"), "tokenizer_config.json": ("model_max_length",)}
     for file, settings in names.items():
         try:
-            held = json.loads(Path(folder, file).read_text(encoding="utf-8"))
+            parsed = json.loads(Path(folder, file).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        found = [held, held.get("text_config")] if isinstance(held, dict) else []
-        for limit in (of.get(setting) for of in found if isinstance(of, dict) for setting in settings):
+        found = [parsed, parsed.get("text_config")] if isinstance(parsed, dict) else []
+        for limit in (config.get(setting) for config in found if isinstance(config, dict) for setting in settings):
             if isinstance(limit, int) and not isinstance(limit, bool) and 0 < limit < _NO_LIMIT:
                 return limit
     return None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from ..errors import escaped
 
 #: Columns for which tables are made. A narrower terminal breaks their lines, but loses no digit.
 _COLUMNS = 80
@@ -25,9 +28,23 @@ def print_table(console: Console, table: Table) -> None:
     console.width = width
 
 
+def progress_bar() -> Progress:
+    """A bar on stderr, nothing where that is no terminal: what is done, how much, in numbers (the field `done`), since
+    when. On 60 columns all of it is there."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=8),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[done]}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 def printable(text: str) -> str:
     """The text on one line; escape sequences and what is no character (a file name that is not UTF-8) spelled out."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return escaped(" ".join(text.split()))
 
 
 def counted(number: int, noun: str) -> str:

@@ -30,6 +30,8 @@ class Bars(NamedTuple):
     """Samples that pass through."""
     trained: Numbers
     """Trained positions."""
+    terms: Numbers
+    """Loss terms of all samples whose target lies in the bar."""
     reach: Numbers
     """One past the largest depth in the bar: its depth + tokens where it is one segment."""
     runs: Numbers
@@ -46,7 +48,7 @@ def bars_of(segments: Segments, limit: int, more_runs: int) -> Bars:
     first = _first_segments(segments, kept)
     if not count:
         none = np.zeros(0, np.int64)
-        return Bars(none, none, none, none, none, none, none, 1)
+        return Bars(none, none, none, none, none, none, none, none, 1)
     merged = np.diff(first, append=count)
     parent = segments.parent[first]
     above = np.searchsorted(first, parent)
@@ -58,6 +60,7 @@ def bars_of(segments: Segments, limit: int, more_runs: int) -> Bars:
         tokens=np.add.reduceat(segments.tokens, first),
         samples=np.add.reduceat(np.where(top, segments.samples, 0), first),
         trained=np.add.reduceat(segments.trained_tokens, first),
+        terms=np.add.reduceat(segments.terms, first),
         reach=np.maximum.reduceat(segments.depth + segments.tokens, first),
         runs=runs,
         grain=grain,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .segments import Numbers
+from ..tree.segments import sample_lengths
 
 if TYPE_CHECKING:
     from ..tree.tree import HostTree
@@ -22,12 +22,6 @@ class Histogram(NamedTuple):
     first: int
     width: int
     values: list[float]
-
-
-def sample_lengths(tree: HostTree) -> Numbers:
-    """(n,) int64: tokens of each sample of a tree; its last token has the largest depth."""
-    last = tree.cu_segments[tree.sample_last_segment + 1] - 1
-    return np.asarray(tree.position_ids[last] + 1, np.int64)
 
 
 def length_histogram(trees: Iterable[HostTree]) -> Histogram:

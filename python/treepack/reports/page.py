@@ -6,7 +6,9 @@ and `PICTURE_BYTES` of pictures; the totals and the histograms are those of all 
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,19 +19,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from .._core import PackError
 from .._optional import require
 from .._version import __version__
 from ..inputs.account import ColumnAccount
 from ..tree.packed import Packed
-from ..tree.tree import HostTree, PackedTree
-from .bars import bars_of
+from ..tree.tree import PackedTree
+from .details import Details, groups_of, made_with
+from .drawn import drawn_tree
+from .groups import Groups, lines_of
 from .histograms import Histogram, length_histogram, sharing_histogram
-from .pictures import grey, mask_of, tiles_of
-from .png import png
-from .segments import segments_of
+from .samples import Given, valid
+from .texts import checked
 from .totals import Totals, Trees, totals_of, trees_of
 
 if TYPE_CHECKING:
@@ -41,18 +42,14 @@ PAGE_BYTES = 3_000_000
 TREES = 32
 #: Segments that are drawn as bars of their own, over all drawn trees.
 SEGMENTS = 16_000
-#: Runs of prompt and trained tokens beyond one a bar, over all drawn trees.
-RUNS = 24_000
-#: Pictures of masks and tiles, over all drawn trees, before base64.
-PICTURE_BYTES = 480_000
-#: Pixels along one side of a picture, at most.
-PIXELS = 512
-#: Letters of a title and names of columns that are shown.
-TITLE, COLUMNS = 200, 40
+#: Letters of a title.
+TITLE = 200
+#: Groups that have a line of their own.
+GROUPS = 100
 #: Letters of a line about the columns of the input.
 LINE = 2000
 
-SCRIPTS = ("format.js", "bars.js", "icicle.js", "pictures.js", "charts.js", "main.js")
+SCRIPTS = ("format.js", "bars.js", "samples.js", "icicle.js", "search.js", "pictures.js", "charts.js", "main.js")
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,27 +95,67 @@ class Report:
 
 
 @overload
-def report(packed: Packed, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
-@overload
-def report(packed: PackedTree, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report: ...
-@overload
 def report(
-    packed: Sequence[PackedTree], *, title: str | None = None, columns: ColumnAccount | None = None
+    packed: Packed,
+    *,
+    title: str | None = None,
+    columns: ColumnAccount | None = None,
+    samples: Given | None = None,
+    tokenizer: Any = None,
+    details: Details | None = None,
 ) -> Report: ...
 @overload
 def report(
-    packed: Sequence[Sequence[PackedTree]], *, title: str | None = None, columns: ColumnAccount | None = None
+    packed: PackedTree,
+    *,
+    title: str | None = None,
+    columns: ColumnAccount | None = None,
+    samples: Given | None = None,
+    tokenizer: Any = None,
+    details: Details | None = None,
 ) -> Report: ...
-def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | None = None) -> Report:
+@overload
+def report(
+    packed: Sequence[PackedTree],
+    *,
+    title: str | None = None,
+    columns: ColumnAccount | None = None,
+    samples: Given | None = None,
+    tokenizer: Any = None,
+    details: Details | None = None,
+) -> Report: ...
+@overload
+def report(
+    packed: Sequence[Sequence[PackedTree]],
+    *,
+    title: str | None = None,
+    columns: ColumnAccount | None = None,
+    samples: Given | None = None,
+    tokenizer: Any = None,
+    details: Details | None = None,
+) -> Report: ...
+def report(
+    packed: Trees,
+    *,
+    title: str | None = None,
+    columns: ColumnAccount | None = None,
+    samples: Given | None = None,
+    tokenizer: Any = None,
+    details: Details | None = None,
+) -> Report:
     """A page that shows what was packed: the trees as nested bars, attention masks, tiles, lengths and sharing.
 
     Args:
         packed: what `pack` returns, or trees of it (on any device), or micro-batches of a `Packer`.
         title: the page's headline, as plain text.
         columns: what became of the columns of the input, say `rollouts.account` of `treepack.readers.open_rollouts`.
+        samples: a dict of values for each sample, by its number in what was packed: the row of a file, say. The page
+            shows them beside the columns that were packed, and finds samples by them.
+        tokenizer: with a `decode(ids)`; the page then shows the text of segments.
+        details: further tables for the end of the page: title -> rows of name, value and note.
 
     Raises:
-        PackError: `packed` is something else.
+        PackError: `packed` is something else, or the tokenizer cannot decode its ids.
         ModuleNotFoundError: jinja2 is not installed.
 
     >>> import treepack
@@ -127,19 +164,24 @@ def report(packed: Trees, *, title: str | None = None, columns: ColumnAccount | 
     """
     if title is not None and not isinstance(title, str):
         raise PackError(f"report: title is a {type(title).__name__}; it has to be a string")
+    tokenizer = checked(tokenizer)
     template = _template()
     trees = trees_of(packed)
     totals = totals_of(packed, trees)
-    title = _valid(title or "What was packed")[:TITLE]
+    title = valid(title or "What was packed")[:TITLE]
     drawn = trees[:TREES]
     bars = _shares([len(tree.segment_parent) for tree in drawn], SEGMENTS)
     data = {
-        "trees": [_tree(tree, most, len(drawn)) for tree, most in zip(drawn, bars, strict=True)],
+        "trees": [
+            drawn_tree(tree, most, len(drawn), samples, tokenizer) for tree, most in zip(drawn, bars, strict=True)
+        ],
         "lengths": _histogram(length_histogram(trees)),
         "sharing": _histogram(sharing_histogram(trees)),
     }
-    lines = [] if columns is None else [_shortened(_valid(line)) for line in columns.lines()]
-    return Report(_render(template, title, totals, len(drawn), data, lines))
+    groups = groups_of(trees, samples)
+    tables = {"Made with": made_with(packed), **(details or {})}
+    lines = [] if columns is None else [_shortened(valid(line)) for line in columns.lines()]
+    return Report(_render(template, title, totals, len(drawn), data, lines, groups, tables))
 
 
 def _template() -> Template:
@@ -149,8 +191,6 @@ def _template() -> Template:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.lstrip_blocks = True
-    # `tojson` writes <, >, & and ' as \u003c and so on: no text can end the script element that holds the data.
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html.j2"))
 
 
@@ -159,7 +199,14 @@ def _shortened(line: str) -> str:
 
 
 def _render(
-    template: Template, title: str, totals: Totals, drawn: int, data: dict[str, Any], columns: Sequence[str]
+    template: Template,
+    title: str,
+    totals: Totals,
+    drawn: int,
+    data: dict[str, Any],
+    columns: Sequence[str],
+    groups: Groups,
+    tables: Details,
 ) -> str:
     """The template with everything in place. Only the page's own style and script can run: it names their hashes."""
     style, script = _asset("report.css"), "".join(map(_asset, SCRIPTS))
@@ -167,8 +214,15 @@ def _render(
         title=title,
         totals=totals,
         drawn=drawn,
-        data=data,
+        data=_packed(data),
         columns=columns,
+        group_rows=lines_of(numbers) if (numbers := groups.finish()) else [],
+        groups=groups.largest(GROUPS),
+        more_groups=max(len(groups) - GROUPS, 0),
+        tables={
+            valid(title): [tuple(_shortened(valid(cell)) for cell in row) for row in rows]
+            for title, rows in tables.items()
+        },
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -177,57 +231,10 @@ def _render(
     )
 
 
-def _tree(tree: HostTree, bars: int, trees: int) -> dict[str, Any]:
-    """What the page draws of one tree out of `trees`."""
-    segments = segments_of(tree)
-    drawn = bars_of(segments, bars, RUNS // trees)
-    merged = np.flatnonzero(drawn.segments > 1)
-    columns = sorted({*tree.terms, *tree.samples, *tree.positions})
-    return {
-        "tokens": int(tree.cu_segments[-1]),
-        "padding": tree.num_tokens - int(tree.cu_segments[-1]),
-        "alone": int((segments.tokens * segments.samples).sum()),
-        "samples": len(tree.sample_index),
-        "segments": len(segments.start),
-        "rows": len(tree.row_position),
-        "terms": len(tree.term_row),
-        "pairs": int((tree.position_ids[: tree.cu_segments[-1]] + 1).sum()),
-        "columns": [name[:TITLE] for name in columns[:COLUMNS]],
-        "more_columns": max(len(columns) - COLUMNS, 0),
-        "bars": {
-            "parent": drawn.parent.tolist(),
-            "tokens": drawn.tokens.tolist(),
-            "samples": drawn.samples.tolist(),
-            "trained": drawn.trained.tolist(),
-            "runs": drawn.runs.tolist(),
-            "grain": drawn.grain,
-            "merged": np.stack([merged, drawn.segments[merged], drawn.reach[merged]]).T.tolist(),
-        },
-        **_pictures(tree, PICTURE_BYTES // trees),
-    }
-
-
-def _pictures(tree: HostTree, most: int) -> dict[str, Any]:
-    """The mask and the tiles of a tree: half the pixels along a side until both files together are short enough."""
-    pixels = PIXELS
-    while True:
-        mask, tiles = mask_of(tree.subtree_end, pixels), tiles_of(tree, pixels)
-        none = np.zeros_like(tiles.full_shares)
-        mask_png = png(grey(mask.shares))
-        tiles_png = png(grey(np.stack([tiles.full_shares, tiles.partial_shares, none], axis=-1)))
-        if len(mask_png) + len(tiles_png) <= most or pixels == 1:
-            break
-        pixels //= 2
-    return {
-        "mask": {"step": mask.step, "png": _base64(mask_png)},
-        "tiles": {
-            "step": tiles.step,
-            "side": tiles.tiles,
-            "full": tiles.full,
-            "partial": tiles.partial,
-            "png": _base64(tiles_png),
-        },
-    }
+def _packed(data: dict[str, Any]) -> str:
+    """JSON, deflated, in base64: a third of its size, and no text in it can end the script element that holds it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return _base64(zlib.compress(text.encode(), 9))
 
 
 def _shares(wants: Sequence[int], total: int) -> list[int]:
@@ -237,11 +244,6 @@ def _shares(wants: Sequence[int], total: int) -> list[int]:
         given[place] = min(wants[place], total // (len(wants) - done))
         total -= given[place]
     return given
-
-
-def _valid(text: str) -> str:
-    """Text that UTF-8 can hold: of a file name that is not UTF-8 Python makes lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _histogram(histogram: Histogram) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
 
     step: int
     """Tiles along one side of a cell."""
-    tiles: int
+    side: int
     """Tiles along one side of the whole mask."""
     full: int
     partial: int

@@ -30,6 +30,8 @@ class Segments(NamedTuple):
     """Samples that pass through."""
     trained: Flags
     """(positions without padding,): whether any sample trains the token there."""
+    terms: Numbers
+    """Loss terms whose target token lies in the segment, of all samples."""
 
     @property
     def trained_tokens(self) -> Numbers:
@@ -42,6 +44,7 @@ def segments_of(tree: HostTree) -> Segments:
     """The segments of a tree with NumPy arrays."""
     cu = tree.cu_segments.astype(np.int64)
     start = cu[:-1]
+    terms = terms_at_positions(tree)
     return Segments(
         start=start,
         tokens=np.diff(cu),
@@ -49,12 +52,13 @@ def segments_of(tree: HostTree) -> Segments:
         parent=tree.segment_parent.astype(np.int64),
         subtree_end=np.searchsorted(start, tree.subtree_end[start]).astype(np.int64),
         samples=tree.position_samples[start].astype(np.int64),
-        trained=trained_positions(tree),
+        trained=terms > 0,
+        terms=np.add.reduceat(terms, start) if len(start) else np.zeros(0, np.int64),
     )
 
 
-def trained_positions(tree: HostTree) -> Flags:
-    """(positions without padding,) bool: whether the token there is the target of a term of any sample.
+def terms_at_positions(tree: HostTree) -> Numbers:
+    """(positions without padding,) int64: of how many terms of all samples the token there is the target.
 
     The target of a term lies right after its row, or, where the row ends its segment, at the start of the child segment
     on the way to the last segment of the sample. Segments are in pre-order, so that child is the last child of the
@@ -63,16 +67,17 @@ def trained_positions(tree: HostTree) -> Flags:
     cu = tree.cu_segments.astype(np.int64)
     parents = tree.segment_parent.astype(np.int64)
     segments = len(parents)
-    trained = np.zeros(cu[-1], bool)
+    counts = np.zeros(cu[-1], np.int64)
     position = tree.row_position.astype(np.int64)
     segment = np.searchsorted(cu, position, side="right") - 1
     ends = position + 1 == cu[segment + 1]
-    trained[position[~ends] + 1] = True
+    of_row = np.bincount(tree.term_row, minlength=len(position))
+    counts[position[~ends] + 1] = of_row[~ends]
 
     keys = parents * segments + np.arange(segments)  # children of one parent lie side by side once sorted
     keys.sort()
     terms = np.flatnonzero(ends[tree.term_row])
     row, last = tree.term_row[terms], tree.sample_last_segment[tree.term_sample[terms]]
     child = keys[np.searchsorted(keys, segment[row] * segments + last, side="right") - 1] % max(segments, 1)
-    trained[cu[child]] = True
-    return trained
+    counts += np.bincount(cu[child], minlength=len(counts))
+    return counts

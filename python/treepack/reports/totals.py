@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .._core import PackError
 from ..tree.packed import Packed
+from ..tree.segments import sample_lengths
 from ..tree.tree import PackedTree
-from .histograms import sample_lengths
 
 #: What a report is about: a packing, a tree, trees, or micro-batches of `treepack.Packer` (trees of all ranks each).
 Trees = Packed | PackedTree | Sequence[PackedTree] | Sequence[Sequence[PackedTree]]

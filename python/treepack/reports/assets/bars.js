@@ -2,10 +2,10 @@
 // The bars of a tree, as Python wrote them (bars.py), to where each of them lies. O(bars + runs).
 
 /** The bars of a tree with where each lies: depth, first position, first row of samples, end of the bars below. */
-function placeBars({ parent, tokens, samples, trained, runs, merged }) {
+function placeBars({ parent, tokens, samples, trained, terms, runs, merged }) {
   const n = parent.length;
   const make = () => new Int32Array(n);
-  const bars = { n, parent, tokens, samples, trained, runs, segments: make().fill(1), depth: make(), reach: make() };
+  const bars = { n, parent, tokens, samples, trained, terms, runs, segments: make().fill(1), depth: make(), reach: make() };
   Object.assign(bars, { start: make(), row: make(), end: make(), segment: make(), run: make() });
   for (const [i, segments, reach] of merged) {
     bars.segments[i] = segments;

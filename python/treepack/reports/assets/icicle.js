@@ -10,13 +10,15 @@ const MERGED = 26; // pixels: about as much of them goes into one such bar, so t
 const GAP = 3; // pixels: bars at least this high are set apart by a line
 
 class Icicle {
-  constructor(canvas, { onView, onSpeak }) {
-    Object.assign(this, { canvas, onView, onSpeak, bars: null, items: [], chosen: null });
+  constructor(canvas, { onView, onSpeak, onPick }) {
+    Object.assign(this, { canvas, onView, onSpeak, onPick, bars: null, items: [], chosen: null, flags: null });
     canvas.addEventListener("pointermove", (event) => this.hover(event));
     canvas.addEventListener("pointerleave", () => tip(""));
     canvas.addEventListener("click", (event) => {
       const item = this.at(event);
-      if (item) this.zoom(item);
+      if (!item) return;
+      this.onPick(item);
+      this.zoom(item);
     });
     canvas.addEventListener("keydown", (event) => this.key(event));
     canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && this.choose(this.items[this.chosen ?? 0]));
@@ -33,7 +35,26 @@ class Icicle {
     this.all = { depth: 0, reach: Math.max(largest(this.bars.reach), 1), row: 0, rows: Math.max(tree.samples, 1) };
     this.views = [this.all];
     this.chosen = null;
+    this.onPick(null);
     this.draw();
+  }
+
+  /** Zooms to the lowest bar that a row of samples passes through. */
+  goTo(row) {
+    const { bars } = this;
+    let found = 0;
+    for (let i = 0; i < bars.n; ) {
+      const inside = row >= bars.row[i] && row < bars.row[i] + bars.samples[i];
+      if (inside) found = i;
+      i = inside ? i + 1 : bars.end[i];
+    }
+    const view = { depth: bars.depth[found], reach: bars.reach[found], row: bars.row[found], rows: bars.samples[found] };
+    this.views = [this.all, view];
+    this.chosen = null;
+    this.draw();
+    const item = this.items.find((each) => each.bars.includes(found)) ?? this.items[0];
+    this.onPick(item);
+    this.onSpeak(this.describe(item).join(", "));
   }
 
   get view() {
@@ -78,6 +99,7 @@ class Icicle {
     this.items = this.layout();
     this.hatches = { prompt: this.hatch(area, "prompt"), trained: this.hatch(area, "trained") };
     for (const item of this.items) this.bar(area.context, item);
+    if (this.flags) this.marks(area);
     if (this.chosen !== null) this.frame(area.context, this.items[this.chosen]);
     this.onView(view, this.items, this.views.length > 1);
   }
@@ -223,6 +245,19 @@ class Icicle {
     }
   }
 
+  /** A mark at the right edge for each sample that the search has found. */
+  marks({ context, width }) {
+    const { view, flags } = this;
+    context.fillStyle = colour("focus");
+    let drawn = -1;
+    for (let i = view.row; i < view.row + view.rows; i++) {
+      if (!flags[i] || this.y(i + 1) <= drawn) continue;
+      const top = Math.min(this.y(i), this.y(view.row + view.rows) - 2);
+      drawn = Math.max(this.y(i + 1), top + 2);
+      context.fillRect(width - EDGE.right + 3, top, EDGE.right - 4, drawn - top);
+    }
+  }
+
   // --- pointing and choosing ---
 
   at(event) {
@@ -234,7 +269,7 @@ class Icicle {
 
   hover(event) {
     const item = this.at(event);
-    tip(item ? this.describe(item) : "", event.clientX, event.clientY);
+    tip(item ? this.describe(item).join("\n") : "", event.clientX, event.clientY);
   }
 
   describe(item) {
@@ -249,7 +284,7 @@ class Icicle {
       `${plural(item.trained, "token")} trained (${percent(item.trained / item.tokens)})`,
     ];
     if (item.bars.length === 1 && bars.segments[item.first] > 1) lines.push("the page does not hold them one by one");
-    return lines.join("\n");
+    return [...lines, ...samplesTip(this.tree.of_samples, item)];
   }
 
   choose(item) {
@@ -257,8 +292,9 @@ class Icicle {
     this.chosen = this.items.indexOf(item);
     this.draw();
     const box = this.canvas.getBoundingClientRect();
-    tip(this.describe(item), box.left + item.left + Math.min(item.width, 60), box.top + item.top + Math.min(item.height, 30));
-    this.onSpeak(this.describe(item).split("\n").join(", "));
+    tip(this.describe(item).join("\n"), box.left + item.left + Math.min(item.width, 60), box.top + item.top + Math.min(item.height, 30));
+    this.onSpeak(this.describe(item).join(", "));
+    this.onPick(item);
   }
 
   frame(context, item) {
