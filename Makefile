@@ -19,10 +19,7 @@ STAMPS := $(VENV)/.stamps
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs')
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -type f \( -name '*.py' -o -name '*.pyi' -o -name py.typed -o -path '*/assets/*' \))
 
-.PHONY: help venv build demo test test-rust test-python lint types test-long fuzz test-gpu \
-	compile-gpus bench bench-scaling bench-placement bench-gpu bench-tritons bench-first-call bench-model bench-areal \
-	bench-trl bench-inspect bench-offline \
-	docs wheel-manylinux audit-wheel test-wheel lint-workflows fmt clean
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +45,12 @@ $(STAMPS)/torch: $(STAMPS)/venv
 # Only its tree packing is tested against; where it cannot be had, those tests skip with a reason.
 $(STAMPS)/areal: $(STAMPS)/venv
 	$(PIP) install --no-deps --upgrade --target $(VENV)/areal areal==1.0.4 || echo 'areal 1.0.4 is not to be had here'
+	touch $@
+
+# verl beside the transformers that it wants, in front of the others for the tests that run it: 150 MB. Where it cannot
+# be had, they skip with a reason.
+$(STAMPS)/verl: pyproject.toml $(STAMPS)/venv
+	$(PIP) install --no-deps --upgrade --target $(VENV)/verl --group verl || echo 'verl is not to be had here'
 	touch $@
 
 # Triton alone, of each version that the kernels are tested with: they are compiled for GPUs that are not here. The oldest
@@ -84,8 +87,12 @@ test-rust: ## Rust format, clippy and tests; no Python needed
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) test --locked --quiet
 
-test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name')
-	$(BIN)/python -m pytest -q $(ARGS)
+# Files side by side, a process for each worker; more threads than that would wait for each other.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+test-python: build $(STAMPS)/group-test $(STAMPS)/group-docs $(STAMPS)/torch $(STAMPS)/areal $(STAMPS)/verl $(TRITONS:%=$(STAMPS)/triton-%) ## pytest on the installed wheel (ARGS='-k name' WORKERS=2)
+	$(PYTEST) $(ARGS)
 
 # One wrap width for prose.
 PAGES := docs README.md CONTRIBUTING.md CHANGELOG.md benches/README.md
@@ -101,9 +108,13 @@ types: build $(STAMPS)/group-lint $(STAMPS)/group-test $(STAMPS)/torch ## mypy -
 	$(BIN)/mypy --strict python/treepack
 	$(BIN)/python -m mypy.stubtest treepack._core
 
+test-verl: build $(STAMPS)/group-test $(STAMPS)/torch $(STAMPS)/verl ## verl's engines on trees, and Hugging Face models under the transformers that verl wants
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/integrations/test_verl_engine.py $(ARGS)
+	PYTHONPATH=$(abspath $(VENV))/verl $(BIN)/python -m pytest -q tests/integrations/test_verl_batch.py tests/integrations/test_transformers.py $(patsubst %,tests/integrations/test_transformers_%.py,inside rows wrappers) $(ARGS)
+
 test-long: build $(STAMPS)/group-test $(STAMPS)/torch $(ALL_TRITONS:%=$(STAMPS)/triton-%) ## The property tests with many more cases (minutes)
 	PROPTEST_CASES=20000 $(CARGO) test --locked --release --quiet
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(ARGS)
+	HYPOTHESIS_PROFILE=long $(PYTEST) $(ARGS)
 
 # libFuzzer's coverage passes are unstable options: RUSTC_BOOTSTRAP lets a stable compiler take them. FUZZ_SANITIZER=address
 # also watches memory, at a tenth of the speed.
@@ -139,6 +150,14 @@ bench-placement: build $(STAMPS)/group-bench ## Tokens, trees and time of the pl
 	mkdir -p benches/results
 	$(BIN)/python benches/bench_placement.py $(ARGS) | tee benches/results/placement.txt
 
+bench-unseen: build $(STAMPS)/group-bench ## Placement on 64 drawn sets against textbook rules and a slow search (ARGS='--seconds 60' searches on); keeps benches/results/unseen.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_unseen.py $(ARGS) | tee benches/results/unseen.txt
+
+bench-ranges: build $(STAMPS)/group-bench ## Tokens within a budget against trees cut into ranges; keeps benches/results/ranges.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_ranges.py $(ARGS) | tee benches/results/ranges.txt
+
 bench-gpu: ## Tree attention against its peers on a CUDA device (GPU_PYTHON=python3 ARGS='--tree agent9k'); keeps benches/results/gpu_attention.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_scatter.py | tee benches/results/gpu_scatter.txt
@@ -149,13 +168,37 @@ bench-tritons: ## The kernels under several Tritons, in turn (TRITON_FOLDERS='di
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_tritons.py --triton $(TRITON_FOLDERS) $(ARGS) | tee benches/results/gpu_tritons.txt
 
+bench-last-rows: ## Attention of a tree range by range against one call; keeps benches/results/gpu_last_rows.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_last_rows.py $(ARGS) | tee benches/results/gpu_last_rows.txt
+
 bench-first-call: ## Seconds until the first results on an empty and a warm Triton cache; keeps benches/results/gpu_first_call.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_first_call.py $(ARGS) | tee benches/results/gpu_first_call.txt
 
+bench-gpu-ranges: ## Cut trees of a 1.5B model against trees within the budget, on a CUDA device (DATA=file.npz of `gpu_ranges.py --write`); keeps benches/results/gpu_ranges.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_ranges.py --data '$(DATA)' $(ARGS) | tee benches/results/gpu_ranges.txt
+
 bench-model: ## One training step, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_model.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_model.py $(ARGS) | tee benches/results/gpu_model.txt
+
+bench-model-check: build $(STAMPS)/group-bench $(STAMPS)/group-test $(STAMPS)/torch ## What the check at the first use of a model costs (ARGS='--device cuda --models 7B'); keeps benches/results/model_check.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/model_check.py $(ARGS) | tee benches/results/model_check.txt
+
+bench-hybrid: ## One training step of a model of Qwen3.5's shape, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_hybrid.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_hybrid.py $(ARGS) | tee benches/results/gpu_hybrid.txt
+
+bench-recurrent: ## Recurrent layers on a tree, its samples alone, one chain and level by level, on a CUDA device (GPU_PYTHON=python3 ARGS='--trees DIR'); keeps benches/results/gpu_recurrent.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_recurrent.py $(ARGS) | tee benches/results/gpu_recurrent.txt
+
+bench-memory: ## Peak memory of a training step by the tokens of a tree, three sizes of models, on a CUDA device; keeps benches/results/gpu_memory.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_memory.py $(ARGS) | tee benches/results/gpu_memory.txt
 
 bench-areal: build $(STAMPS)/group-bench $(STAMPS)/group-test $(STAMPS)/torch $(STAMPS)/areal ## AReaL's tree packing before and after; keeps benches/results/areal.txt
 	mkdir -p benches/results
@@ -164,6 +207,18 @@ bench-areal: build $(STAMPS)/group-bench $(STAMPS)/group-test $(STAMPS)/torch $(
 bench-trl: build $(STAMPS)/group-bench $(STAMPS)/torch ## Rank 0's collate time under TRL, before and after install(); keeps benches/results/trl.txt
 	mkdir -p benches/results
 	$(BIN)/python benches/bench_trl.py $(ARGS) | tee benches/results/trl.txt
+
+bench-trainers: build $(STAMPS)/group-bench $(STAMPS)/verl ## Sharing left on each rank under verl, TRL and ours; keeps benches/results/trainers.txt
+	mkdir -p benches/results
+	PYTHONPATH=$(abspath $(VENV))/verl VERL_LOGGING_LEVEL=ERROR $(BIN)/python -W ignore benches/bench_trainers.py $(ARGS) | tee benches/results/trainers.txt
+
+bench-trl-gpu: ## An optimizer step of TRL's GRPOTrainer on a CUDA device, its own against trees (GPU_PYTHON=python3 ARGS='--batch 32'); keeps benches/results/gpu_trl.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_trl.py $(ARGS) | tee benches/results/gpu_trl.txt
+
+bench-rows: build $(STAMPS)/group-bench $(STAMPS)/torch ## Host time of row_log_probs beside pack(); keeps benches/results/rows.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_rows.py $(ARGS) | tee benches/results/rows.txt
 
 bench-inspect: build $(STAMPS)/group-bench $(STAMPS)/group-test ## Memory and speed of treepack inspect up to 10^8 tokens; keeps benches/results/inspect.txt
 	mkdir -p benches/results
@@ -177,6 +232,9 @@ bench-offline: build $(STAMPS)/group-bench ## treepack pack: tokens/s, size on d
 
 docs: $(STAMPS)/group-docs ## Build the pages into site/, strict; needs no wheel
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+screenshots: build $(STAMPS)/group-test ## Make the pictures in the pages; needs a Chromium and TREEPACK_DATA
+	$(BIN)/python docs/screenshots.py
 	@echo "open site/index.html"
 
 # zig links against an old glibc, so that one wheel serves every Linux since 2014.

@@ -101,8 +101,8 @@ def check(theirs: Any, ours: Any, tree: Any) -> None:
             assert torch.equal(a[name], b[name]), name
     mask = tree.build_attention_mask_from_trie(theirs.mbs[-1]["trie_node"], theirs.padded_to_lengths[-1], CPU)
     place = areal_stubs.same_place(theirs.mbs[-1]["trie_node"], ours.mbs[-1]["trie_node"], len(mask))
-    held = torch.from_numpy(ours.mbs[-1]["trie_node"].tree.attention_mask())
-    assert torch.equal(held[place][:, place], mask), "attention"
+    attention = torch.from_numpy(ours.mbs[-1]["trie_node"].tree.attention_mask())
+    assert torch.equal(attention[place][:, place], mask), "attention"
 
 
 def build(data: dict[str, Any], budget: int) -> list[Any]:
@@ -123,8 +123,8 @@ def spans_of(tries: list[Any]) -> list[list[tuple[int, int]]]:
     return [trie.get_sequence_tree_indices(sequence) for trie in tries for sequence in trie.all_sequence_ids]
 
 
-def nbytes(held: Any) -> int:
-    return sum(x.numel() * x.element_size() for x in vars(held).values())
+def nbytes(record: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in vars(record).values())
 
 
 def case(name: str, samples: int, budget: int) -> dict[str, float] | str:
@@ -154,8 +154,8 @@ def case(name: str, samples: int, budget: int) -> dict[str, float] | str:
 def their_figures(tree: Any, data: dict[str, Any], budget: int, trie: Any) -> dict[str, float]:
     greedy, (tries, _) = best(lambda: tree._greedy_build_tries(data, budget))
     asked, _ = timed(lambda: spans_of(tries))
-    bits, held = timed(lambda: tree.build_triton_attn_data_from_trie(trie, budget))
-    return {"tries": greedy, "spans": greedy + asked, "metadata": bits, "bit bytes": nbytes(held)}
+    bits, masks = timed(lambda: tree.build_triton_attn_data_from_trie(trie, budget))
+    return {"tries": greedy, "spans": greedy + asked, "metadata": bits, "bit bytes": nbytes(masks)}
 
 
 def our_figures(data: dict[str, Any], spec: Any, trie: Any) -> dict[str, float]:

@@ -63,17 +63,17 @@ def measure(name: str, max_tokens: int, folder: Path, repeats: int) -> tuple[str
     def shuffled() -> int:
         return sum(tree.num_tokens for tree in offline.load(out, shuffle_seed=0))
 
-    held = pack()
+    manifest = pack()
     same_types = [{**sample, "advantage": np.float32(sample["advantage"])} for sample in samples]
     expected, trees = treepack.pack(same_types, max_tokens=max_tokens), offline.load(out)
     buffers = [[tree.buffer.tobytes() for tree in some] for some in (expected, trees)]
     if buffers[0] != buffers[1]:
         return f"{name}: the trees that were read differ from those that were packed", []
     times = in_turn({"pack": pack, "read": read, "shuffled": shuffled}, repeats)
-    packed = sum(shard.packed_tokens for shard in held.shards)
-    size, before = sum(shard.bytes for shard in held.shards), source.stat().st_size
+    packed = sum(shard.packed_tokens for shard in manifest.shards)
+    size, before = sum(shard.bytes for shard in manifest.shards), source.stat().st_size
     in_memory = sum(len(buffer) for buffer in buffers[0])
-    row = [f"{name}, {max_tokens}", f"{whole:,}", f"{packed:,} ({sum(shard.trees for shard in held.shards)})"]
+    row = [f"{name}, {max_tokens}", f"{whole:,}", f"{packed:,} ({sum(shard.trees for shard in manifest.shards)})"]
     for label, tokens in (("pack", whole), ("read", packed), ("shuffled", packed)):
         seconds = statistics.median(times[label]) / 1e3
         row += [f"{tokens / seconds / 1e6:.1f}", spread(times[label])]
@@ -110,8 +110,8 @@ def windows_row(name: str, max_tokens: int, folder: Path) -> list[str]:
     raw = sum(len(sample["input_ids"]) for sample in samples)
 
     def ratio(**options: Any) -> str:
-        held = offline.pack_file(source, out, overwrite=True, max_tokens=max_tokens, **options)
-        return f"{raw / sum(shard.packed_tokens for shard in held.shards):.3f}"
+        manifest = offline.pack_file(source, out, overwrite=True, max_tokens=max_tokens, **options)
+        return f"{raw / sum(shard.packed_tokens for shard in manifest.shards):.3f}"
 
     sizes = [*(1 << power for power in WINDOWS), raw]
     return [f"{name}, {max_tokens}", f"{raw:,}", *(ratio(window=size) for size in sizes), ratio(placement="stream")]
@@ -165,11 +165,11 @@ def child(source: str, out: str) -> None:
         anonymous = max(anonymous, memory_kib("RssAnon"))
 
     start = time.perf_counter()
-    held = offline.pack_file(source, out, max_tokens=16_384, progress=progress)
+    manifest = offline.pack_file(source, out, max_tokens=16_384, progress=progress)
     seconds = time.perf_counter() - start
-    packed = sum(shard.packed_tokens for shard in held.shards)
+    packed = sum(shard.packed_tokens for shard in manifest.shards)
     numbers = {"base": base, "anonymous": anonymous, "peak": memory_kib("VmHWM"), "seconds": seconds, "packed": packed}
-    numbers["bytes"] = sum(shard.bytes for shard in held.shards)
+    numbers["bytes"] = sum(shard.bytes for shard in manifest.shards)
     print(json.dumps(numbers))
 
 

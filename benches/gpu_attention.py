@@ -168,7 +168,7 @@ def compare(case: gpu_peers.Case, size: int, options) -> None:
     for name in options.impl:
         started = time.time()
         try:
-            forward, backward, held = measure(case, name, dout, want, options)
+            forward, backward, nbytes = measure(case, name, dout, want, options)
         except (gpu_peers.Unavailable, AssertionError) as reason:
             print(f"  {name:9} no time: {reason}", flush=True)
             continue
@@ -183,7 +183,7 @@ def compare(case: gpu_peers.Case, size: int, options) -> None:
             cells.append(f"{milliseconds:>22} {factor * useful / times[0] / 1e9:8.0f}")
         ratio = f"{both / base:8.2f}x" if base else f"{'':9}"
         seconds = time.time() - started
-        print(f"  {name:9} {' '.join(cells)} {both:8.3f} {ratio} {held / n:8.2f}   [{seconds:.0f} s]", flush=True)
+        print(f"  {name:9} {' '.join(cells)} {both:8.3f} {ratio} {nbytes / n:8.2f}   [{seconds:.0f} s]", flush=True)
 
 
 def measure(case: gpu_peers.Case, name: str, dout, want, options):
@@ -191,7 +191,7 @@ def measure(case: gpu_peers.Case, name: str, dout, want, options):
 
     Raises AssertionError where it is wrong: a wrong implementation is not timed.
     """
-    attention, inputs, held = gpu_peers.PEERS[name](case)
+    attention, inputs, nbytes = gpu_peers.PEERS[name](case)
     if inputs is None:  # each sample alone is the truth's own method and has other inputs
         problem = gate(case, attention, dout, want)
         if problem:
@@ -202,7 +202,7 @@ def measure(case: gpu_peers.Case, name: str, dout, want, options):
     out = attention(*leaves)
     upstream = torch.randn_like(out)
     backward = timed(lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True), options)
-    return forward, backward, held
+    return forward, backward, nbytes
 
 
 def tune(case: gpu_peers.Case, size: int, options) -> None:

@@ -50,13 +50,13 @@ PACKED = ("triton", "triton_plain", "gluon", "flex", "fa4", "reference")
 MEAN_ALLOWED, LARGEST_ALLOWED = 0.05, 0.5
 
 
-def make_model(device: str, layers: int = 28, tiny: bool = False) -> Qwen2ForCausalLM:
+def make_model(device: str, layers: int = 28, tiny: bool = False, **of_tiny: Any) -> Qwen2ForCausalLM:
     sizes: dict[str, Any] = {
         "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2,
         "vocab_size": 151_936,
     }  # fmt: skip
     if tiny:
-        sizes |= {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+        sizes |= {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4} | of_tiny
     config = Qwen2Config(
         **sizes, num_hidden_layers=layers, max_position_embeddings=131_072, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6})  # fmt: skip

@@ -49,15 +49,15 @@ def triton_kernels(case: Case, impl: str = "triton"):
     from treepack.attention.rule import on_hopper
 
     tiles = tree_tiles(case.end)
-    held = 4 * len(case.end)
+    nbytes = 4 * len(case.end)
     if impl == "triton" and on_hopper(case.end):
-        held += 4 * (tiles.schedule().numel() + tiles.dkv_items(case.q.shape[1], case.k.shape[1]).numel())
+        nbytes += 4 * (tiles.schedule().numel() + tiles.dkv_items(case.q.shape[1], case.k.shape[1]).numel())
     for block in (128, 64):
         rows, _ = tiles.lists(block)
-        held += 4 * (
+        nbytes += 4 * (
             rows.numel() + int(2 * rows[:, 1].sum() + rows[:, 3].sum())
         )  # the compact lists, as the host writes them
-    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl=impl)), None, held
+    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl=impl)), None, nbytes
 
 
 def triton_plain(case: Case):
@@ -73,10 +73,10 @@ def flex(case: Case):
     tiles = tree_tiles(case.end)
     mask = block_mask(case.end)
     tensors = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
-    held = sum(x.numel() * x.element_size() for x in tensors) * 2 + 4 * len(
+    nbytes = sum(x.numel() * x.element_size() for x in tensors) * 2 + 4 * len(
         case.end
     )  # the same again, transposed, for the backward pass
-    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="flex")), None, held
+    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="flex")), None, nbytes
 
 
 def fa4(case: Case):
@@ -127,8 +127,8 @@ def gathered(case: Case):
     index = torch.from_numpy(np.concatenate(case.paths)).cuda()
     (cu_q, max_q), (cu_k, max_k) = _offsets(queries), _offsets([len(path) for path in case.paths])
     assert cu_q[-1] == len(case.end)
-    held = index.numel() * 4 + 2 * 4 * len(cu_q)
-    return lambda q, k, v: attend(flat(q), flat(k)[index], flat(v)[index], cu_q, cu_k, max_q, max_k), None, held
+    nbytes = index.numel() * 4 + 2 * 4 * len(cu_q)
+    return lambda q, k, v: attend(flat(q), flat(k)[index], flat(v)[index], cu_q, cu_k, max_q, max_k), None, nbytes
 
 
 def alone(case: Case):
@@ -184,8 +184,8 @@ def areal(case: Case):
     (kv, kv_offsets), (qi, q_offsets) = lists(rows), lists(rows.T)
     arguments = (mask[None], kv, kv_offsets, qi, q_offsets)
     scale = 1 / math.sqrt(case.q.shape[-1])
-    held = sum(x.numel() * x.element_size() for x in arguments)
-    return lambda q, k, v: flat(module.TreeAttentionFunction.apply(q, k, v, *arguments, scale)), None, held
+    nbytes = sum(x.numel() * x.element_size() for x in arguments)
+    return lambda q, k, v: flat(module.TreeAttentionFunction.apply(q, k, v, *arguments, scale)), None, nbytes
 
 
 def study(case: Case):
@@ -213,8 +213,8 @@ def study(case: Case):
             small = lists[64, 64]
             return kernels.bwd(q, k, v, out, lse, dout.contiguous(), case.end, 64, 64, 4, 2, 64, 64, 4, 2, small, small)
 
-    held = 4 * n + sum(x.numel() * 4 for block in lists.values() for x in block.values() if isinstance(x, Tensor))
-    return lambda q, k, v: Function.apply(flat(q), flat(k), flat(v)), None, held
+    nbytes = 4 * n + sum(x.numel() * 4 for block in lists.values() for x in block.values() if isinstance(x, Tensor))
+    return lambda q, k, v: Function.apply(flat(q), flat(k), flat(v)), None, nbytes
 
 
 PEERS = {

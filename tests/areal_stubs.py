@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-#: Everything that was told to `areal.utils.stats_tracker.scalar`.
+#: Everything that was given to `areal.utils.stats_tracker.scalar`.
 SCALARS: list[dict] = []
 
 
@@ -131,7 +131,7 @@ def padded(samples, side="right", **columns):
 def positions(trie):
     """For each sequence the packed positions of its tokens."""
     spans = {sequence: trie.get_sequence_tree_indices(sequence) for sequence in trie.all_sequence_ids}
-    return {name: torch.cat([torch.arange(a, b + 1) for a, b in held]) for name, held in spans.items()}
+    return {name: torch.cat([torch.arange(a, b + 1) for a, b in ranges]) for name, ranges in spans.items()}
 
 
 def same_place(theirs, ours, size):
@@ -165,13 +165,13 @@ def rank(number, store):
         found = []
         for build in (theirs, areal.build_packed_tree_batch):
             batch = build(data, Spec(MAX_TOKENS), dp_group=dist.group.WORLD)
-            held = {name: vars(batch)[name] for name in ("group_lens", "padding_lengths", "padded_to_lengths")}
-            held["sequences"] = [mb["trie_node"].all_sequence_ids for mb in batch.mbs]
+            figures = {name: vars(batch)[name] for name in ("group_lens", "padding_lengths", "padded_to_lengths")}
+            figures["sequences"] = [mb["trie_node"].all_sequence_ids for mb in batch.mbs]
             names = ("input_ids", "position_ids", "logprobs")
-            held["dummies"] = [
+            figures["dummies"] = [
                 {name: mb[name] for name in names} for mb in batch.mbs if not mb["trie_node"].all_sequence_ids
             ]
-            found.append(held)
+            found.append(figures)
         torch.save(found, Path(store).parent / f"{number}.pt")
     finally:
         dist.destroy_process_group()

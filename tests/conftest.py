@@ -1,9 +1,10 @@
-"""Hypothesis profiles and the folder of real rollouts.
+"""Hypothesis profiles, the folder of real rollouts, a browser.
 
 `HYPOTHESIS_PROFILE=long` searches far longer, with a new seed each run; the default is quick and the same every time.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,24 @@ def treepack_data() -> Path:
     if not (folder / "data").is_dir() or not (folder / "golden").is_dir():
         pytest.skip(f"TREEPACK_DATA={named} holds no data/ and golden/")
     return folder
+
+
+# A Chromium of the system, without a screen: TREEPACK_CHROMIUM=/path/to/chromium names one.
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def chromium():
+    named = os.environ.get("TREEPACK_CHROMIUM")
+    return named or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium()
+    if not path:
+        pytest.skip(f"no Chromium found: none of {', '.join(NAMES)} is on the PATH, TREEPACK_CHROMIUM is not set")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -134,10 +134,10 @@ def image(packed):
     """All bytes of a result, with dtype and shape: equal images are equal results."""
     out = [tuple(tuple(x) for x in packed.skipped)]
     for tree in packed:
-        held = dict(arrays_of(tree))
-        held.update({f"terms.{name}": tree.terms[name] for name in sorted(tree.terms)})
-        held.update({f"samples.{name}": tree.samples[name] for name in sorted(tree.samples)})
-        out.append({name: (a.dtype.str, a.shape, a.tobytes()) for name, a in held.items()})
+        arrays = dict(arrays_of(tree))
+        arrays.update({f"terms.{name}": tree.terms[name] for name in sorted(tree.terms)})
+        arrays.update({f"samples.{name}": tree.samples[name] for name in sorted(tree.samples)})
+        out.append({name: (a.dtype.str, a.shape, a.tobytes()) for name, a in arrays.items()})
     return out
 
 

@@ -1,7 +1,7 @@
 """The rooms of the house and its arrows, read from the sources: who imports whom, in Python and in Rust.
 
     python tests/house.py               the map
-    python tests/house.py --write       ... into docs/index.md, which shows it
+    python tests/house.py --write       ... into docs/house.md, which shows it
     python tests/house.py --counts      how many files, rooms, arrows and circles there are
     python tests/house.py --root DIR    the same of another checkout
 
@@ -23,20 +23,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The order of the rooms, and the only place that has it: a room imports from the lines above its own.
 PYTHON = """
-    errors _optional _version
+    errors _optional _version _pages
     _core
     inputs synthetic
     tree
-    packing attention
+    packing attention recurrent
     logprobs distributed
     integrations
     integrations/transformers integrations/collator readers reports
-    integrations/trl integrations/areal integrations/models offline testing
+    integrations/trl integrations/areal integrations/verl integrations/models offline testing
     parity cli __init__
     __main__
 """
 RUST = """
-    error simd groups tiles
+    error simd groups tiles cuts
     samples padding slab memory
     options runs trie arrays arena
     kept_sets
@@ -273,7 +273,7 @@ def _closing(text: str, at: int) -> int:
 # --- printed --------------------------------------------------------------------------------------------------------
 
 
-PAGE = Path("docs", "index.md")
+PAGE = Path("docs", "house.md")
 _BLOCK = re.compile(r"(?<=```text\n)rust/ +imports\n.*?(?=```)", re.DOTALL)
 
 

@@ -27,6 +27,19 @@ CASES = {
     "window": (200, 2, 1, 16, 9, {"sliding_window": 20}),
     "window 1": (40, 1, 1, 16, 0, {"sliding_window": 1}),
     "soft cap": (70, 1, 1, 16, 0, {"softcap": 1.5, "scale": 0.5}),
+    "last rows": (300, 1, 1, 16, 0, {"queries": 100}),
+    "last rows from a tile on": (300, 4, 2, 16, 0, {"queries": 172, "layout": "rows", "split": True}),
+    "last rows, many above": (420, 2, 1, 16, 0, {"nests": [(330, [(50, []), (40, [])])], "queries": 33}),
+    "last rows, nothing above seen": (300, 1, 1, 16, 5, {"nests": [(200, []), (100, [])], "queries": 105}),
+    "last rows, strided": (200, 2, 2, 24, 9, {"queries": 50, "layout": "strided"}),
+    "last rows, all": (
+        200,
+        4,
+        2,
+        16,
+        7,
+        {"queries": 70, "sliding_window": 30, "softcap": 3.0, "sinks": True, "split": False},
+    ),
     "everything": (140, 4, 2, 16, 7, {"sliding_window": 30, "softcap": 3.0, "sinks": True, "scale": 0.4}),
 }
 
@@ -49,8 +62,11 @@ def run(torch, tokens, heads, kv_heads, size, padding, options):
     end = torch.from_numpy(forests.layout(nests, padding=padding).subtree_end)
     triton_op.split_heads_override = options.pop("split", None)
     layout = options.pop("layout", "columns")
+    n = tokens + padding
+    queries = options.pop("queries", n)
     g = torch.Generator().manual_seed(0)
-    leaves = [make(torch, h, size, tokens + padding, layout, g).requires_grad_() for h in (heads, kv_heads, kv_heads)]
+    shapes = ((heads, queries), (kv_heads, n), (kv_heads, n))
+    leaves = [make(torch, h, size, rows, layout, g).requires_grad_() for h, rows in shapes]
     if options.pop("sinks", False):
         options["sinks"] = torch.randn(heads, generator=g).requires_grad_()
         leaves.append(options["sinks"])

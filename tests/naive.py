@@ -315,3 +315,35 @@ def varlen(tree):
         "max_seqlen_q": max(b - a for a, b in itertools.pairwise(cu)),
         "max_seqlen_k": max(b - a for a, b in itertools.pairwise(cu_k)),
     }
+
+
+def cheapest_cut(tree, max_rows, max_ancestors):
+    """(cuts inside segments, cost) of the best way to cut a tree into ranges, by trying them all, or None.
+
+    A cut may lie before a segment, before any row of a segment that is longer than a range, and before the row with
+    exactly `max_ancestors` ancestors; never before one that has more.
+    """
+    depth, rows, starts = tree["position_ids"], tree["real"], tree["cu_segments"]
+    allowed = [
+        row
+        for start, stop in itertools.pairwise(starts)
+        for row in range(start, stop)
+        if depth[row] <= max_ancestors and (row == start or stop - start > max_rows or depth[row] == max_ancestors)
+    ]
+    best = {0: (0, 0)}
+    for stop in [*allowed[1:], rows]:
+        ways = []
+        for start in allowed:
+            if start < stop <= start + max_rows and start in best:
+                inside, cost = cost_of_range(tree, start, stop, max_rows)
+                ways.append((best[start][0] + inside, best[start][1] + cost))
+        if ways:
+            best[stop] = min(ways)
+    return best.get(rows)
+
+
+def cost_of_range(tree, start, stop, max_rows):
+    """(1 if it begins inside a segment, what it costs in rows: the pass, its ancestors, itself where it waits)."""
+    waits = stop < tree["real"] and tree["parent"][stop] >= start
+    cost = -(-max_rows // 16) + tree["position_ids"][start] + (stop - start if waits else 0)
+    return int(start not in tree["cu_segments"]), cost

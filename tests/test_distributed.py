@@ -52,7 +52,7 @@ def test_every_rank_has_as_many_trees(ranks):
     assert len({found["packed"] for found in ranks}) > 1
 
 
-def test_ranks_that_do_not_fit_each_other_are_told_so_everywhere(ranks):
+def test_ranks_that_do_not_fit_each_other_all_raise(ranks):
     for found in ranks:
         branching, absent, dtype = found["mismatch"]
         assert branching == "rank 1 packs with branching='token', rank 0 with 'label'"

@@ -115,8 +115,8 @@ def test_a_circle_is_found_and_named(tmp_path):
 
 
 def test_a_room_that_the_order_lacks_is_named(tmp_path):
-    small = python(tmp_path, {"tree/layout.py": "", "cellar.py": "", "integrations/verl/row.py": ""})
-    assert {"cellar", "integrations/verl", "packing"} <= set(small.homeless())
+    small = python(tmp_path, {"tree/layout.py": "", "cellar.py": "", "integrations/attic/row.py": ""})
+    assert {"cellar", "integrations/attic", "packing"} <= set(small.homeless())
     assert "tree" not in small.homeless()
 
 

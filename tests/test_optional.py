@@ -25,6 +25,7 @@ NEEDS = [
         "treepack.term_log_probs",
         "treepack.term_log_probs needs transformers: pip install 'treepack[transformers]'",
     ),
+    ("torch", "treepack.row_log_probs", "treepack.row_log_probs needs torch: pip install 'treepack[torch]'"),
     ("jinja2", f"treepack.report({PACK})", "treepack.report needs jinja2: pip install 'treepack[cli]'"),
     ("pyarrow", "import treepack.offline.rows", "treepack.offline needs pyarrow: pip install 'treepack[cli]'"),
     ("pyarrow", READ.format("x.parquet"), "x.parquet: Parquet needs pyarrow: pip install 'treepack[cli]'"),

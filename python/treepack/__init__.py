@@ -19,6 +19,7 @@ from .tree.tree import PackedTree
 if TYPE_CHECKING:
     from .attention import tree_attention
     from .integrations.transformers.logprobs import term_log_probs
+    from .integrations.transformers.rows import row_log_probs
     from .reports import report
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Stats",
     "pack",
     "report",
+    "row_log_probs",
     "term_log_probs",
     "tree_attention",
 ]
@@ -48,6 +50,12 @@ def __getattr__(name: str) -> Any:
         from .integrations.transformers.logprobs import term_log_probs
 
         return term_log_probs
+    if name == "row_log_probs":
+        require("torch", "treepack.row_log_probs", "torch")
+        require("transformers", "treepack.row_log_probs", "transformers")
+        from .integrations.transformers.rows import row_log_probs
+
+        return row_log_probs
     if name == "report":
         from .reports import report
 

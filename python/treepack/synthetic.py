@@ -6,7 +6,7 @@
 
 Token ids, log-probs and kept sets are random, the shapes and the sizes are real. A *segment* (a prompt, a thought, an
 answer, a tool result) is drawn once and carries its columns with it, so samples that share a segment agree on every
-column. No two segments start with the same token: samples part exactly where their segments do, and N can be told in
+column. No two segments start with the same token: samples part exactly where their segments do, and N is known in
 advance. Everything is drawn in a few NumPy calls, O(tokens + kept ids).
 """
 
@@ -38,7 +38,7 @@ def agent(
     """Answers to one prompt: by default 8 samples, 51,200 raw tokens, N = 9,200 packed ones, M = 3,200 terms.
 
     Args:
-        seed: the same seed gives the same bytes; other arguments held, `kept_sets` changes no other column.
+        seed: the same seed gives the same bytes; other arguments equal, `kept_sets` changes no other column.
         answers: samples that share the prompt.
         prompt, answer: their lengths in tokens. The answers are trained.
         vocab_size: ids are drawn from `range(vocab_size)`.
