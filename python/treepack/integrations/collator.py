@@ -95,9 +95,11 @@ class DataCollatorForTreePacking:
         options = PackOptions.of({**vars(self), "max_tokens": limit})
         packed = pack(samples, **options.pack_keywords())
         if len(packed) != 1:
+            (whole,) = pack(samples, **{**options.pack_keywords(), "max_tokens": 2**31 - 1})
             raise PackError(
                 f"the batch of {len(samples)} samples needs {len(packed)} trees of {limit} positions; one forward "
-                "takes one: lower per_device_train_batch_size, raise max_tokens, or use treepack.Packer in the dataset"
+                f"takes one: lower per_device_train_batch_size, raise max_tokens to {whole.num_tokens} or more, or use "
+                "treepack.Packer in the dataset"
             )
         return tree_batch(packed[0])
 
