@@ -13,8 +13,7 @@
 `world_size`, since DistributedDataParallel and FSDP average gradients over ranks. The sum over all terms is divided
 once, by all terms: a mean per micro-batch or per rank would weigh a term by how it was packed.
 
-Costs one collective and, per missing tree, a buffer of about a kilobyte. Needs torch; `import treepack` does not load
-this module.
+Costs one collective and, per missing tree, a buffer of about a kilobyte.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from ._core import PackError
-from .tree.layout import dummy_tree, formats_of
-from .tree.tree import HostTree
+from .._core import PackError
+from ..tree.layout import dummy_tree, formats_of
+from ..tree.tree import HostTree
 
 if TYPE_CHECKING:
-    from .inputs.columns import Format
+    from ..inputs.columns import Format
 
-__all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
+__all__ = ["Aligned", "align", "connect"]
 
 
 class Aligned(NamedTuple):
