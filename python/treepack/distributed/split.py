@@ -52,8 +52,11 @@ class RowSplit(NamedTuple):
 
 def row_work(tree: Any) -> npt.NDArray[np.int64]:
     """(N,) int64: work of each row of a tree, by the rule that balances ranks in `pack`: the (query, key) pairs of the
-    row and what a position costs beside them (docs/placement.md#ranks)."""
-    return np.asarray(tree.numpy().position_ids, np.int64) + _core.work(1, 1)
+    row, of which padding has none, and what a position costs beside them (docs/placement.md#ranks)."""
+    host = tree.numpy()
+    pairs = np.asarray(host.position_ids, np.int64) + 1
+    pairs[int(host.cu_segments[-1]) :] = 0
+    return pairs + _core.work(0, 1)
 
 
 def split_rows(tree: Any, ranks: SupportsIndex) -> RowSplit:
