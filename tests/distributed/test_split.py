@@ -105,6 +105,15 @@ def test_deep_rows_weigh_more(ranks):
     assert [len(x) for x in split.ancestors] == tree.position_ids[split.edges[:-1]].tolist()
 
 
+def test_by_heads_every_row_weighs_the_same():
+    tree = one_tree([{"input_ids": np.arange(20_000) % 97}, {"input_ids": [1, 2, 3]}])
+    split = split_rows(tree, 4, "heads")
+    assert np.diff(split.edges).tolist() == [5_001, 5_001, 5_000, 5_001]
+    assert np.diff(split_rows(tree, 4).edges).tolist() != np.diff(split.edges).tolist()
+    with pytest.raises(PackError, match=r"^shard is 'columns'; allowed are \"rows\" and \"heads\"$"):
+        split_rows(tree, 4, "columns")
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_a_dummy_tree_is_rows_without_ancestors(ranks):
     for multiple in (1, 8):

@@ -11,7 +11,7 @@ Costs O(N + ranks x length of a sample). Needs NumPy alone.
 from __future__ import annotations
 
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ def row_work(tree: Any) -> npt.NDArray[np.int64]:
     return pairs + _core.work(0, 1)
 
 
-def split_rows(tree: Any, ranks: SupportsIndex) -> RowSplit:
+def split_rows(tree: Any, ranks: SupportsIndex, shard: Literal["rows", "heads"] = "rows") -> RowSplit:
     """Cut the rows of a tree, padding included, into one range for each rank, with as even work as whole rows allow.
 
     Every edge is the row boundary nearest to its share of the work, so no rank has more than an equal part and the work
@@ -68,9 +68,11 @@ def split_rows(tree: Any, ranks: SupportsIndex) -> RowSplit:
     Args:
         tree: a tree on the host or on a device.
         ranks: R, 1 or more.
+        shard: what attention is shared out by. With "heads" each rank attends to all rows for a part of the heads, so
+            every row weighs the same.
 
     Raises:
-        PackError: `ranks` below 1.
+        PackError: `ranks` below 1, or another `shard`.
 
     >>> import treepack
     >>> (tree,) = treepack.pack([{"input_ids": [1, 2, 3, 4]}, {"input_ids": [1, 2, 5, 6]}], max_tokens=16)
@@ -80,7 +82,10 @@ def split_rows(tree: Any, ranks: SupportsIndex) -> RowSplit:
     count = index(ranks)
     if count < 1:
         raise PackError(f"ranks is {count}; allowed is 1 or more")
-    done = np.concatenate([np.zeros(1, np.int64), np.cumsum(row_work(tree))])
+    if shard not in ("rows", "heads"):
+        raise PackError(f'shard is {shard!r}; allowed are "rows" and "heads"')
+    work = row_work(tree) if shard == "rows" else np.ones(tree.num_tokens, np.int64)
+    done = np.concatenate([np.zeros(1, np.int64), np.cumsum(work)])
     shares = int(done[-1]) * np.arange(count + 1, dtype=np.int64)  # in parts of 1 / count, so that nothing is rounded
     after = np.searchsorted(done * count, shares)
     before = np.maximum(after - 1, 0)
