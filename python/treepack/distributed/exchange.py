@@ -66,7 +66,7 @@ class Wire:
         """(n, ...) of every rank -> (ranks, n, ...). Without gradients."""
         out = x.new_empty(self.size * len(x), *x.shape[1:])
         dist.all_gather_into_tensor(out, x.contiguous(), group=self.group)
-        return out.unflatten(0, (self.size, -1))
+        return out.view(self.size, *x.shape)
 
 
 class _Exchanged(torch.autograd.Function):

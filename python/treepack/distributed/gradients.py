@@ -52,7 +52,7 @@ def sum_gradients(model: nn.Module, mesh: Any) -> None:
             gradients.append(_local(parameter.grad))
     for bucket in _buckets(gradients):
         total = _added_up(torch.cat([x.reshape(-1) for x in bucket]), wire)
-        for x, part in zip(bucket, total.split([x.numel() for x in bucket]), strict=True):
+        for x, part in zip(bucket, torch.split(total, [x.numel() for x in bucket]), strict=True):
             x.copy_(part.view_as(x))
 
 
@@ -77,5 +77,5 @@ def _added_up(x: Tensor, wire: Wire) -> Tensor:
     share = -(-len(x) // wire.size)
     padded = torch.cat([x, x.new_zeros(share * wire.size - len(x))])
     equal = [share] * wire.size
-    part = ordered_sum(wire.exchange(padded, equal, equal).unflatten(0, (wire.size, share)))
+    part = ordered_sum(wire.exchange(padded, equal, equal).view(wire.size, share))
     return wire.gather(part).flatten()[: len(x)]

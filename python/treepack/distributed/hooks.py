@@ -10,6 +10,7 @@ Both keep the order of the rows, so attention is the same function of a tree in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -50,32 +51,38 @@ class RowsHook:
 class _BehindAncestors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: Tensor, value: Tensor, hook: RowsHook) -> tuple[Tensor, Tensor]:
-        ctx.hook, heads = hook, key.shape[1]
-        both = torch.cat([x[0].index_select(1, hook.sent) for x in (key, value)])
-        above = hook.wire.exchange(both.transpose(0, 1), hook.send, hook.receive).transpose(0, 1)[None]
-        if not len(hook.receive) or not sum(hook.receive):
+        ctx.hook, both = hook, (key, value)
+        found = _across(hook, [x.index_select(2, hook.sent) for x in both], hook.send, hook.receive)
+        if not sum(hook.receive):
             return key.view_as(key), value.view_as(value)
-        padding = key.new_zeros(1, heads, hook.padding, key.shape[3])
-        return torch.cat([padding, above[:, :heads], key], 2), torch.cat([padding, above[:, heads:], value], 2)
+        padding = [x.new_zeros(*x.shape[:2], hook.padding, x.shape[3]) for x in both]
+        key, value = (torch.cat(parts, 2) for parts in zip(padding, found, both, strict=True))
+        return key, value
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hook, count = ctx.hook, sum(ctx.hook.receive)
         first = hook.padding + count if count else 0
-        above = torch.cat([g[0, :, first - count : first] for g in gradients])
-        back = hook.wire.exchange(above.transpose(0, 1), hook.receive, hook.send).transpose(0, 1)
-        parts = back.unflatten(0, (2, -1)).split(hook.send, 2)
-        return *(_with(g[:, :, first:], hook.rows, [x[at] for x in parts]) for at, g in enumerate(gradients)), None
+        back = _across(hook, [g[:, :, first - count : first] for g in gradients], hook.receive, hook.send)
+        both = zip(gradients, back, strict=True)
+        return *(_with(g[0, :, first:], hook.rows, torch.split(x[0], hook.send, 1))[None] for g, x in both), None
+
+
+def _across(hook: RowsHook, both: Sequence[Tensor], send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+    """Rows of keys and of values (1, H, s, D) to where they are needed -> those that come, in one exchange."""
+    packed = torch.cat([x[0].transpose(0, 1).flatten(1) for x in both], 1)
+    found = torch.split(hook.wire.exchange(packed, send, receive), [x.shape[1] * x.shape[3] for x in both], 1)
+    return [x.reshape(len(x), y.shape[1], y.shape[3]).transpose(0, 1)[None] for x, y in zip(found, both, strict=True)]
 
 
 def _with(g: Tensor, rows: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """The gradient (1, H, n, D) of a rank's own rows and what others found for some of them, (H, s, D) each: added up
-    rank by rank, half precision in float32."""
+    """The gradient (H, n, D) of a rank's own rows and what others found for some of them, (H, s, D) each: added up rank
+    by rank, half precision in float32."""
     if not any(len(x) for x in rows):
         return g
     total = g.to(torch.promote_types(g.dtype, torch.float32), copy=True)
     for at, part in zip(rows, parts, strict=True):
-        total[0, :, at] += part  # a row is there once at most
+        total[:, at] += part  # a row is there once at most
     return total.to(g.dtype)
 
 
@@ -95,19 +102,21 @@ class HeadsHook:
         ranks, heads, kv_heads = self.wire.size, query.shape[1], key.shape[1]
         check_heads(type(module).__name__, heads, kv_heads, ranks)
         # Rank by rank the heads that it needs, of queries, keys and values: one exchange for all three.
-        parts = [self._by_rank(query), self._by_rank(key), self._by_rank(value)]
-        packed = torch.cat(parts, 2).flatten(0, 1)
-        found = exchanged(packed, self.wire, self.own, self.sizes).transpose(0, 1)[None]
-        query, key, value = found.split([x.shape[2] for x in parts], 1)
+        parts = [self._by_rank(x) for x in (query, key, value)]
+        packed = torch.cat([x.flatten(2) for x in parts], 2).flatten(0, 1)
+        found = exchanged(packed, self.wire, self.own, self.sizes)
+        split = torch.split(found, [prod(x.shape[2:]) for x in parts], 1)
+        query, key, value = (
+            x.reshape(len(x), *y.shape[2:]).transpose(0, 1)[None] for x, y in zip(split, parts, strict=True)
+        )
         if sinks is not None:
-            sinks = sinks.unflatten(0, (ranks, -1))[self.wire.rank]
+            sinks = sinks.reshape(ranks, -1)[self.wire.rank]
         return query, key, value, sinks
 
     def after(self, out: Tensor) -> Tensor:
         """(1, H / ranks, N, D) -> (1, H, n, D) of own rows."""
         rows = exchanged(out[0].transpose(0, 1), self.wire, self.sizes, self.own)
-        rows = rows.unflatten(0, (self.wire.size, -1)) if len(rows) else rows[None].expand(self.wire.size, -1, -1, -1)
-        rows = rows.transpose(1, 2).flatten(0, 1)[None]
+        rows = rows.view(self.wire.size, self.own[0], *rows.shape[1:]).transpose(1, 2).flatten(0, 1)[None]
         # A rank without rows runs one of padding.
         return rows if rows.shape[2] else torch.cat([rows, rows.new_zeros(*rows.shape[:2], 1, rows.shape[3])], 2)
 
@@ -117,4 +126,4 @@ class HeadsHook:
         ranks, x = self.wire.size, x[0, :, : self.own[0]]
         if len(x) < ranks:
             x = x[:, None].expand(-1, ranks // len(x), -1, -1).flatten(0, 1)
-        return x.unflatten(0, (ranks, -1)).transpose(1, 2)
+        return x.reshape(ranks, len(x) // ranks, *x.shape[1:]).transpose(1, 2)

@@ -149,7 +149,7 @@ def _digest(tree: Any, edges: Index) -> int:
     """A number that two trees have in common only if they are the same for a model and a loss."""
     host, hashed = tree.numpy(), hashlib.blake2b(edges.tobytes(), digest_size=7)
     for name in ("input_ids", "subtree_end", "row_position", "term_row", "term_target", "sampling_mask_counts"):
-        hashed.update(np.ascontiguousarray(getattr(host, name)))
+        hashed.update(getattr(host, name).tobytes())
     return int.from_bytes(hashed.digest(), "big")
 
 
@@ -170,8 +170,8 @@ def _compare(wire: Wire, plan: _Plan, tree: Any, shard: Any, trouble: Exception 
                 f"{where} has shard={FORMS[its_form]!r}, rank 0 {FORMS[ranks[0][1]]!r}; all ranks need the same"
             )
         if digest != ranks[0][4]:
-            has, other = f"{tokens} positions and {terms} terms", f"{ranks[0][2]} and {ranks[0][3]}"
             raise ValueError(
-                f"{where} holds another tree than rank 0: {has}, rank 0 {other}; all ranks of the dimension pass the "
-                "same tree (data parallelism is another dimension of the mesh)"
+                f"{where} holds another tree than rank 0: its own has {tokens} positions and {terms} terms, that of "
+                f"rank 0 {ranks[0][2]} and {ranks[0][3]}; all ranks of the dimension pass the same tree (data "
+                "parallelism is another dimension of the mesh)"
             )
