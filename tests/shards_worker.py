@@ -313,8 +313,6 @@ def refusals(ranks):
     ranks.refused("a cut tree", run(tree=cut_at(whole(samples), 5)))
     ranks.refused("heads", run(tiny("qwen2", num_attention_heads=3, num_key_value_heads=3), shard="heads"))
     ranks.refused("key heads", run(tiny("qwen2", num_attention_heads=12, num_key_value_heads=3), shard="heads"))
-    ranks.refused("states", run(tiny("qwen3_next")))
-    ranks.refused("compiled", run(torch.compile(model)))
     ranks.refused("whole forests", run(impl="flex"))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     scaled = tiny("llama", rope_parameters=rope, max_position_embeddings=8)
