@@ -1,11 +1,12 @@
 """Trees and ranks: ranks that pack their own samples, and one tree over several ranks.
 
     aligned     ranks that pack their own samples take the same number of steps, with one normaliser
-    split       where a tree is cut over ranks
+    split       where a tree is cut over ranks; traffic, what that costs on the wire
     rows        what of a tree belongs to one range of its rows
     exchange    what ranks exchange, with gradients; hooks, what they do so before and after attention
     shard       TreeShard: one rank's part of a tree
     gradients   the gradients of the ranks of one tree added up
+    foreign     other libraries' sequence parallelism, which is refused
 
 `import treepack` does not load this folder. What needs torch is loaded when it is first used.
 """
