@@ -21,7 +21,7 @@ from rich.table import Table
 
 import treepack
 from treepack import PackError
-from treepack.distributed.split import RowSplit, row_work, split_rows
+from treepack.distributed.split import RowSplit, even_edges, row_work, split_rows
 from treepack.distributed.traffic import AttentionShape, heads_traffic, ring_traffic, rows_traffic, ulysses_traffic
 from treepack.testing import check_packed
 
@@ -43,7 +43,6 @@ class Cut(NamedTuple):
     samples_tokens: int
     """Tokens of its samples, each alone."""
     by_rows: RowSplit
-    by_heads: RowSplit
 
 
 def largest(name: str, budget: int) -> Any:
@@ -95,7 +94,7 @@ def balance_table(cuts: list[Cut]) -> Table:
             cut.name, f"{rows:,}", str(ranks), over_mean(np.diff(work[cut.by_rows.edges])), f"{received.sum():,}",
             f"{ring:,}", f"{100 * received.sum() / ring:.1f} %", f"{own.max():,}", f"{received.max():,}",
             f"{(own + received).max():,}", f"{(own + received).max() * ranks / rows:.2f}",
-            over_mean(attention + linear * np.diff(cut.by_heads.edges)), f"{rows * max(kv // ranks, 1) // kv:,}",
+            over_mean(attention + linear * np.diff(even_edges(rows, ranks))), f"{rows * max(kv // ranks, 1) // kv:,}",
             end_section=ranks == RANKS[-1],
         )  # fmt: skip
     return table
@@ -116,7 +115,7 @@ def bytes_table(cuts: list[Cut]) -> Table:
         ranks = cut.by_rows.ranks
         found = [
             rows_traffic(cut.by_rows, SHAPE),
-            heads_traffic(cut.by_heads, SHAPE),
+            heads_traffic(cut.tree.num_tokens, ranks, SHAPE),
             ring_traffic(cut.tree.num_tokens, ranks, SHAPE),
             ring_traffic(cut.samples_tokens, ranks, SHAPE),
             ulysses_traffic(cut.samples_tokens, ranks, SHAPE),
@@ -139,7 +138,7 @@ def main() -> int:
             console.print(f"WRONG, so nothing is compared: {name}, {error}")
             return 1
         alone = sum(map(len, tree.path_index()))
-        cuts += [Cut(name, tree, alone, split_rows(tree, r), split_rows(tree, r, "heads")) for r in RANKS]
+        cuts += [Cut(name, tree, alone, split_rows(tree, r)) for r in RANKS]
     if wrong := [said for cut in cuts if (said := check(cut))]:
         console.print("WRONG, so nothing is compared:", *wrong, sep="\n")
         return 1

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import treepack
 from treepack.distributed import TreeShard, dummy_tree, shard, sum_gradients
 from treepack.distributed.split import RowSplit, split_rows
+from treepack.distributed.traffic import AttentionShape, heads_traffic, rows_traffic
 from treepack.integrations.transformers import model_inputs
 from treepack.logprobs import head_log_probs
 from treepack.testing import check_parity
@@ -235,7 +236,8 @@ def own_loops(ranks):
     """`model_inputs` and `TreeShard`, without `term_log_probs`; `check_parity`; what went over the wire."""
     model, tree = tiny("qwen2"), whole(shared_samples(seed=8))
     rank, split = ranks.rank, split_rows(tree, ranks.world)
-    size = 2 * model.config.num_key_value_heads * 8 * 8  # K and V, heads of 8 numbers of 8 bytes
+    shape = AttentionShape(query_heads=4, kv_heads=2, head_dim=8, bytes_per_value=8)
+    counts = {"rows": (1, rows_traffic(split, shape)), "heads": (2, heads_traffic(tree.num_tokens, ranks.world, shape))}
     for form in FORMS:
         part = TreeShard(tree, ranks.mesh, form)
         inputs = model_inputs(tree, model=model, mesh=ranks.mesh, shard=form)
@@ -244,6 +246,7 @@ def own_loops(ranks):
         exchanges, received = wire.exchanges, wire.received
         log_probs = part.gather(head_log_probs(hidden, model.lm_head.weight, part.rows))
         weighted(log_probs, tree).backward()
+        returned = wire.received - received
         sum_gradients(model, ranks.mesh)
         gradients = {name: x.grad.clone() for name, x in model.named_parameters()}
         wanted, expected = steps(model, [tree], weighted)
@@ -252,15 +255,12 @@ def own_loops(ranks):
             "gradients": worst(gradients, expected),
         }
         layers = model.config.num_hidden_layers
-        if form == "rows":
-            ranks.found["exchanges of rows"] = {"layers": abs(exchanges - layers)}
-            ranks.found["bytes of rows"] = {"bytes": abs(received - layers * sum(split.receive(rank)) * size)}
-        else:
-            own, others = part.num_rows, tree.num_tokens - part.num_rows
-            heads, kv_heads = 4 // ranks.world, max(2 // ranks.world, 1)
-            there, back = others * (heads + 2 * kv_heads), own * (ranks.world - 1) * heads
-            ranks.found["exchanges of heads"] = {"layers": abs(exchanges - 2 * layers)}
-            ranks.found["bytes of heads"] = {"bytes": abs(received - layers * (there + back) * 64)}
+        passes, traffic = counts[form]
+        ranks.found[f"exchanges, {form}"] = {"layers": abs(exchanges - passes * layers)}
+        ranks.found[f"bytes, {form}"] = {
+            "forward": float(abs(received - layers * traffic.forward[rank])),
+            "backward": float(abs(returned - layers * traffic.backward[rank])),
+        }
         parity = check_parity(model, shared_samples(seed=9), mesh=ranks.mesh, shard=form)
         ranks.found[f"check_parity, {form}"] = {"values": parity.log_probs, "gradients": parity.gradients}
     states = treepack.term_log_probs(model, tree, mesh=ranks.mesh, hidden_states=True).hidden_states

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import treepack
 from treepack import PackError
-from treepack.distributed.split import RowSplit, row_work, split_rows
+from treepack.distributed.split import RowSplit, even_edges, row_work, split_rows
 
 ranks_of = st.integers(1, 9)
 
@@ -105,13 +105,12 @@ def test_deep_rows_weigh_more(ranks):
     assert [len(x) for x in split.ancestors] == tree.position_ids[split.edges[:-1]].tolist()
 
 
-def test_by_heads_every_row_weighs_the_same():
-    tree = one_tree([{"input_ids": np.arange(20_000) % 97}, {"input_ids": [1, 2, 3]}])
-    split = split_rows(tree, 4, "heads")
-    assert np.diff(split.edges).tolist() == [5_001, 5_001, 5_000, 5_001]
-    assert np.diff(split_rows(tree, 4).edges).tolist() != np.diff(split.edges).tolist()
-    with pytest.raises(PackError, match=r"^shard is 'columns'; allowed are \"rows\" and \"heads\"$"):
-        split_rows(tree, 4, "columns")
+@given(st.integers(0, 50), ranks_of)
+def test_even_edges(rows, ranks):
+    edges = even_edges(rows, ranks)
+    assert edges.dtype == np.int32
+    assert (edges[0], edges[-1]) == (0, rows)
+    assert {rows // ranks, -(-rows // ranks)} == set(np.diff(edges).tolist())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
-from treepack import PackError
 from treepack.distributed.split import split_rows
 from treepack.distributed.traffic import AttentionShape, heads_traffic, ring_traffic, rows_traffic, ulysses_traffic
 
@@ -80,7 +79,8 @@ def test_trees(ids, ranks, shape):
     assert by_rows.backward.tolist() == counted([(b, a, 2 * shape.kv_heads) for a, b in read], ranks, shape)
     assert by_rows.total == by_rows.forward.sum() + by_rows.backward.sum()
 
-    by_heads = heads_traffic(split, shape)
+    by_heads = heads_traffic(tree.num_tokens, ranks, shape)
+    owner = owners(even_edges(tree.num_tokens, ranks))
     inward, outward = all_to_all(owner, ranks, shape)
     assert by_heads.forward.tolist() == counted(inward + outward, ranks, shape)
     back = [(source, to, heads) for to, source, heads in inward + outward]
@@ -105,8 +105,10 @@ def test_samples_alone(tokens, ranks, shape):
 
 
 @pytest.mark.parametrize(("heads", "ranks"), [((6, 2), 4), ((12, 6), 4), ((14, 2), 4), ((8, 8), 16)])
-def test_heads_that_do_not_go_over_the_ranks_are_refused(heads, ranks):
+def test_heads_that_ranks_cannot_part_are_refused(heads, ranks):
+    shape = AttentionShape(*heads, 4)
+    for traffic in (heads_traffic, ulysses_traffic):
+        with pytest.raises(ValueError, match=rf'the layer has .* {ranks} ranks .*"rows"'):
+            traffic(40, ranks, shape)
     (tree,) = treepack.pack([{"input_ids": range(40)}], max_tokens=40)
-    with pytest.raises(PackError, match=rf'{heads[0]} query heads and {heads[1]} K/V heads .* {ranks} ranks.*"rows"'):
-        heads_traffic(split_rows(tree, ranks), AttentionShape(*heads, 4))
-    assert rows_traffic(split_rows(tree, ranks), AttentionShape(*heads, 4)).forward[0] == 0
+    assert rows_traffic(split_rows(tree, ranks), shape).forward[0] == 0

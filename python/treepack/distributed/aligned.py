@@ -27,6 +27,7 @@ from torch import Tensor
 
 from .._core import PackError
 from ..tree.layout import dummy_tree, formats_of
+from ..tree.mesh import Mesh, group_of
 from ..tree.tree import HostTree
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class _Summary(NamedTuple):
     label: bool
 
 
-def align(trees: Iterable[HostTree], group: dist.ProcessGroup | None = None, *, pad_to_multiple_of: int = 1) -> Aligned:
+def align(
+    trees: Iterable[HostTree], group: dist.ProcessGroup | Mesh | None = None, *, pad_to_multiple_of: int = 1
+) -> Aligned:
     """Append dummy trees until every rank has the same number, and count the loss terms of all ranks.
 
     One `all_gather_object`; every rank of the group must call this, one without samples (`[]`) too. Call it on host
@@ -62,21 +65,23 @@ def align(trees: Iterable[HostTree], group: dist.ProcessGroup | None = None, *, 
 
     Args:
         trees: what this rank packed: `Packed`, or a list of trees.
-        group: process group; the default one where None.
+        group: process group, or one dimension of a DeviceMesh; the default group where None. Where ranks run one tree
+            together it is the dimension of data parallelism, `mesh["dp"]`: over all ranks the terms of a tree would
+            count once for each rank that holds it.
         pad_to_multiple_of: positions of a dummy are rounded up to it, as in `pack`.
 
     Raises:
         PackError: ranks whose trees differ in branching or in their columns; on every rank, so that none waits. A
             process that was started as one of several (WORLD_SIZE) before `init_process_group`.
     """
-    mine = list(trees)
+    mine, of_ranks = list(trees), group_of(group)
     summary = _Summary(
         len(mine),
         sum(len(tree.term_row) for tree in mine),
         formats_of(mine[0]) if mine else None,
         bool(mine) and _is_label(mine[0]),
     )
-    summaries = _gather(summary, group)
+    summaries = _gather(summary, of_ranks)
     model = _common(summaries)
     most = max(summary.trees for summary in summaries)
     if model is not None and model.formats is not None:

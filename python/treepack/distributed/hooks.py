@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from .exchange import Wire, exchanged
+from .split import check_heads
 
-__all__ = ["HeadsHook", "RowsHook", "check_heads"]
+__all__ = ["HeadsHook", "RowsHook"]
 
 _Attended = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
@@ -126,18 +127,3 @@ class HeadsHook:
         if len(x) < ranks:
             x = x[:, None].expand(-1, ranks // len(x), -1, -1).flatten(0, 1)
         return x.reshape(ranks, len(x) // ranks, *x.shape[1:]).transpose(1, 2)
-
-
-def check_heads(name: str, heads: int, kv_heads: int, ranks: int) -> None:
-    """ValueError where heads cannot be parted among ranks; `name`: whose they are."""
-    what = f'shard="heads": {name} has'
-    if heads % ranks:
-        raise ValueError(
-            f'{what} {heads} attention heads, which {ranks} ranks cannot part evenly; use shard="rows", which takes '
-            "any number of ranks, or a mesh dimension that divides the heads"
-        )
-    if kv_heads % ranks and ranks % kv_heads:
-        raise ValueError(
-            f"{what} {kv_heads} key and value heads: {ranks} ranks neither divide them nor are a multiple of them; "
-            'use shard="rows", which takes any number of ranks'
-        )

@@ -25,7 +25,7 @@ from ..tree.tree import PackedTree
 from .exchange import Wire, added_up, gathered
 from .hooks import HeadsHook, RowsHook
 from .rows import Blank, Index, Rows, terms_by_range
-from .split import RowSplit, split_rows
+from .split import RowSplit, even_edges, split_rows
 
 __all__ = ["FORMS", "Form", "TreeShard"]
 
@@ -139,9 +139,8 @@ def _plan(tree: Any, ranks: int, shard: Any) -> _Plan:
     found: _Plan | None = tree.derived.get(key)
     if found is None:
         # Attention by heads is the same on every rank, so rows are shared out evenly.
-        even = (tree.num_tokens * np.arange(ranks + 1, dtype=np.int64) // ranks).astype(np.int32)
         split = split_rows(tree, ranks) if shard == "rows" else None
-        edges = even if split is None else split.edges
+        edges = even_edges(tree.num_tokens, ranks) if split is None else split.edges
         found = tree.derived[key] = _Plan(edges, split, _digest(tree, edges))
     return found
 

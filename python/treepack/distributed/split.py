@@ -11,7 +11,7 @@ Costs O(N + ranks x length of a sample). Needs NumPy alone.
 from __future__ import annotations
 
 from operator import index
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from ..tree.ranges import ancestors_of
 
 Index = npt.NDArray[np.int32]
 
-__all__ = ["RowSplit", "row_work", "split_rows"]
+__all__ = ["RowSplit", "check_heads", "even_edges", "row_work", "split_rows"]
 
 
 class RowSplit(NamedTuple):
@@ -59,7 +59,7 @@ def row_work(tree: Any) -> npt.NDArray[np.int64]:
     return pairs + _core.work(0, 1)
 
 
-def split_rows(tree: Any, ranks: SupportsIndex, shard: Literal["rows", "heads"] = "rows") -> RowSplit:
+def split_rows(tree: Any, ranks: SupportsIndex) -> RowSplit:
     """Cut the rows of a tree, padding included, into one range for each rank, with as even work as whole rows allow.
 
     Every edge is the row boundary nearest to its share of the work, so no rank has more than an equal part and the work
@@ -68,11 +68,9 @@ def split_rows(tree: Any, ranks: SupportsIndex, shard: Literal["rows", "heads"] 
     Args:
         tree: a tree on the host or on a device.
         ranks: R, 1 or more.
-        shard: what attention is shared out by. With "heads" each rank attends to all rows for a part of the heads, so
-            every row weighs the same.
 
     Raises:
-        PackError: `ranks` below 1, or another `shard`.
+        PackError: `ranks` below 1.
 
     >>> import treepack
     >>> (tree,) = treepack.pack([{"input_ids": [1, 2, 3, 4]}, {"input_ids": [1, 2, 5, 6]}], max_tokens=16)
@@ -82,10 +80,7 @@ def split_rows(tree: Any, ranks: SupportsIndex, shard: Literal["rows", "heads"] 
     count = index(ranks)
     if count < 1:
         raise PackError(f"ranks is {count}; allowed is 1 or more")
-    if shard not in ("rows", "heads"):
-        raise PackError(f'shard is {shard!r}; allowed are "rows" and "heads"')
-    work = row_work(tree) if shard == "rows" else np.ones(tree.num_tokens, np.int64)
-    done = np.concatenate([np.zeros(1, np.int64), np.cumsum(work)])
+    done = np.concatenate([np.zeros(1, np.int64), np.cumsum(row_work(tree))])
     shares = int(done[-1]) * np.arange(count + 1, dtype=np.int64)  # in parts of 1 / count, so that nothing is rounded
     after = np.searchsorted(done * count, shares)
     before = np.maximum(after - 1, 0)
@@ -94,3 +89,24 @@ def split_rows(tree: Any, ranks: SupportsIndex, shard: Literal["rows", "heads"] 
     above = ancestors_of(tree.numpy(), edges[:-1])
     sizes = np.diff(edges).tolist()
     return RowSplit(edges, [rows if size else rows[:0] for rows, size in zip(above, sizes, strict=True)])
+
+
+def even_edges(rows: int, ranks: int) -> Index:
+    """(ranks + 1,) int32: so many rows over ranks, each about as many: where every rank attends to all rows for a part
+    of the heads, they all weigh the same."""
+    return (rows * np.arange(ranks + 1, dtype=np.int64) // ranks).astype(np.int32)
+
+
+def check_heads(name: str, heads: int, kv_heads: int, ranks: int) -> None:
+    """ValueError where heads cannot be parted among ranks; `name`: whose they are."""
+    what = f'shard="heads": {name} has'
+    if heads % ranks:
+        raise ValueError(
+            f'{what} {heads} attention heads, which {ranks} ranks cannot part evenly; use shard="rows", which takes '
+            "any number of ranks, or a mesh dimension that divides the heads"
+        )
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ValueError(
+            f"{what} {kv_heads} key and value heads: {ranks} ranks neither divide them nor are a multiple of them; "
+            'use shard="rows", which takes any number of ranks'
+        )

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._core import PackError
-from .split import RowSplit
+from .split import RowSplit, check_heads, even_edges
 
 Counts = npt.NDArray[np.int64]
 
@@ -62,20 +61,21 @@ def rows_traffic(split: RowSplit, shape: AttentionShape) -> Traffic:
     return Traffic(received * shape.kv_bytes, sent * shape.kv_bytes)
 
 
-def heads_traffic(split: RowSplit, shape: AttentionShape) -> Traffic:
-    """`shard="heads"`: two all-to-alls. To attention each rank receives Q, K and V of all rows that it has not, for its
-    part of the heads; from attention the outputs of its rows, for all other heads. The backward does the reverse.
+def heads_traffic(rows: int, ranks: int, shape: AttentionShape) -> Traffic:
+    """`shard="heads"` for a tree of so many rows: two all-to-alls. To attention each rank receives Q, K and V of all
+    rows that it has not, for its part of the heads; from attention the outputs of its rows, for all other heads. The
+    backward does the reverse.
 
     Raises:
-        PackError: heads that the number of ranks does not divide.
+        ValueError: heads that the ranks cannot part.
     """
-    return _by_heads(np.diff(split.edges), shape)
+    return _by_heads(rows, ranks, shape)
 
 
 def ulysses_traffic(tokens: int, ranks: int, shape: AttentionShape) -> Traffic:
     """Ulysses over samples alone, of so many tokens in all, cut evenly: the two all-to-alls of `heads_traffic` (Jacobs
     et al. 2023, arXiv 2309.14509; K and V heads repeated where there are fewer than ranks)."""
-    return _by_heads(_even(tokens, ranks), shape)
+    return _by_heads(tokens, ranks, shape)
 
 
 def ring_traffic(tokens: int, ranks: int, shape: AttentionShape) -> Traffic:
@@ -83,27 +83,17 @@ def ring_traffic(tokens: int, ranks: int, shape: AttentionShape) -> Traffic:
     R - 1 times each rank passes a block of K and V on to the next, so it receives those of all other rows;
     a causal mask saves work and no block. In the backward K and V go round again, and with them their gradients, which
     take one more step to come home: those of all rows."""
-    rows = _even(tokens, ranks)
-    others = (tokens - rows) * shape.kv_bytes
+    others = (tokens - np.diff(even_edges(tokens, ranks)).astype(np.int64)) * shape.kv_bytes
     gradients = tokens * shape.kv_bytes if ranks > 1 else 0
     return Traffic(others, others + gradients)
 
 
-def _by_heads(rows: npt.NDArray[np.integer], shape: AttentionShape) -> Traffic:
-    """Bytes of the all-to-alls of ranks that have so many rows."""
-    ranks, one = len(rows), shape.head_dim * shape.bytes_per_value
-    if shape.query_heads % ranks or (shape.kv_heads % ranks and ranks % shape.kv_heads):
-        raise PackError(
-            f"{shape.query_heads} query heads and {shape.kv_heads} K/V heads do not go over {ranks} ranks: the number "
-            'must divide the query heads, and divide or be a multiple of the K/V heads; shard="rows" takes any'
-        )
+def _by_heads(rows: int, ranks: int, shape: AttentionShape) -> Traffic:
+    """The all-to-alls of ranks that have about as many of these rows each."""
+    check_heads("the layer", shape.query_heads, shape.kv_heads, ranks)
+    one = shape.head_dim * shape.bytes_per_value
     queries = shape.query_heads // ranks
     inward = queries + 2 * max(shape.kv_heads // ranks, 1)  # Q, K and V heads of a rank
-    own = np.asarray(rows, np.int64) * (ranks - 1)
-    others = int(rows.sum()) - np.asarray(rows, np.int64)
-    return Traffic((others * inward + own * queries) * one, (others * queries + own * inward) * one)
-
-
-def _even(tokens: int, ranks: int) -> Counts:
-    """Rows of each rank, as even as can be."""
-    return np.diff(np.arange(ranks + 1, dtype=np.int64) * tokens // ranks)
+    own = np.diff(even_edges(rows, ranks)).astype(np.int64)
+    others, away = rows - own, own * (ranks - 1)
+    return Traffic((others * inward + away * queries) * one, (others * queries + away * inward) * one)

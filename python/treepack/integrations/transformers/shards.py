@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...attention import TRITON
-from ...distributed.hooks import check_heads
 from ...distributed.shard import TreeShard
+from ...distributed.split import check_heads
 from ...logprobs.api import TermLogProbs
 from .capture import Capture
 from .checks.tree import check_ranges
