@@ -146,7 +146,7 @@ def _plan(tree: Any, ranks: int, shard: Any) -> _Plan:
 
 
 def _digest(tree: Any, edges: Index) -> int:
-    """A number that two trees have in common only if they are the same for a model and a loss."""
+    """A number that two trees have in common only if they have the same tokens, forks, terms and split."""
     host, hashed = tree.numpy(), hashlib.blake2b(edges.tobytes(), digest_size=7)
     for name in ("input_ids", "subtree_end", "row_position", "term_row", "term_target", "sampling_mask_counts"):
         hashed.update(getattr(host, name).tobytes())
