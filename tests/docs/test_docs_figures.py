@@ -15,6 +15,7 @@ TRL = ROOT / "docs" / "migrating-trl.md"
 AREAL = ROOT / "docs" / "migrating-areal.md"
 VERL = ROOT / "docs" / "migrating-verl.md"
 RANGES = ROOT / "docs" / "ranges.md"
+SHARDS = ROOT / "docs" / "shards.md"
 PLACEMENT = ROOT / "docs" / "placement.md"
 OFFLINE = ROOT / "docs" / "offline.md"
 KERNEL = ROOT / "docs" / "kernel.md"
@@ -366,3 +367,27 @@ def test_what_ranges_save():
     assert len(shown) == 12
     for name, fewer, tokens, distinct, *figures in shown:
         assert [tokens, distinct, fewer, *figures] == measured[tuple(name.replace("`", "").split(", "))], name
+
+
+def shards(columns):
+    """{(set, ranks): cells} of the box with so many columns."""
+    found = [row for row in box("shards.txt") if len(row) == columns]
+    place = {13: 2, 11: 3}[columns]
+    return {(row[0], row[place]): row for row in found}
+
+
+def test_rows_over_ranks():
+    """Both tables of the page are lines of the kept output, for 8 ranks."""
+    counted, passed = shards(13), shards(11)
+    shown = rows(SHARDS, "What it costs", column="received")
+    assert len(shown) == 6
+    for name, *figures in shown:
+        row = counted[name.strip("`"), "8"]
+        assert figures == [row[at] for at in (1, 4, 5, 6, 9, 10, 12)], name
+    shown = rows(SHARDS, "What it costs", column="Ulysses")
+    assert len(shown) == 6
+    for name, *figures in shown:
+        row = passed[name.strip("`"), "8"]
+        assert figures == [row[at] for at in (2, 4, 5, 7, 8)], name
+    worst = max((row[at] for row in counted.values() for at in (3, 11)), key=float)
+    assert says(SHARDS, f"The slowest rank has at most {worst} times the mean work")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..distributed.foreign import refuse_foreign
 from ..errors import PackError, PackTypeError, listed
 from ..packing import pack
 from ..packing.options import Branching, Order, PackOptions
@@ -74,8 +75,10 @@ class DataCollatorForTreePacking:
         Raises:
             PackError: no features, features without `completion_mask`, more than fit `max_tokens` positions, or what
                 `treepack.pack` refuses.
+            ValueError: Trainer runs under accelerate's sequence or context parallelism, which would cut the batch.
             TypeError: a value of the wrong type.
         """
+        refuse_foreign()
         for i, feature in enumerate(features):
             if not isinstance(feature, Mapping):
                 raise PackTypeError(

@@ -18,7 +18,7 @@ from .segments import path_index
 
 Index = npt.NDArray[np.int32]
 
-__all__ = ["InRanges", "Range", "cut"]
+__all__ = ["InRanges", "Range", "ancestors_of", "cut"]
 
 
 class Range(NamedTuple):
@@ -45,11 +45,11 @@ class InRanges:
     def ranges(self) -> list[Range]:
         """The ranges in depth-first order, each with its ancestors."""
         cuts = self.cu_ranges
-        above = _ancestors(self.numpy(), cuts[:-1])  # type: ignore[attr-defined]
+        above = ancestors_of(self.numpy(), cuts[:-1])  # type: ignore[attr-defined]
         return [Range(start, stop, rows) for (start, stop), rows in zip(pairwise(cuts.tolist()), above, strict=True)]
 
 
-def _ancestors(host: Any, rows: Index) -> list[Index]:
+def ancestors_of(host: Any, rows: Index) -> list[Index]:
     """The rows above each of some ascending rows of a tree on the host, from the root down."""
     segments = np.searchsorted(host.cu_segments, rows, side="right") - 1
     segments = segments[segments < len(host.segment_parent)]  # rows after these are padding
