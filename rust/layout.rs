@@ -3,6 +3,8 @@
 //! The tree is cut out of the trie over all samples: `Shape` collects its nodes, `write_positions` lays them out.
 //! The descendants of a node are then one contiguous range.
 
+use std::hint::black_box;
+
 use crate::arrays::Arrays;
 use crate::groups::Groups;
 use crate::options::Order;
@@ -97,6 +99,14 @@ impl Shape {
         self.places.clear();
         self.disagreements.clear();
         self.disagreements.resize(samples.token_columns.len(), None);
+        if trie.outgrows_caches() {
+            self.fresh.clear();
+            self.fresh.extend(members.iter().map(|&sample| trie.leaf[sample as usize]));
+            let place_of = &self.place_of;
+            trie.climb_ahead(&mut self.fresh, |node| {
+                black_box(place_of[node as usize]);
+            });
+        }
         for &sample in members {
             let shared = self.add_path(trie, sample);
             if self.disagreements.iter().any(Option::is_none) {

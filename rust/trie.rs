@@ -5,6 +5,8 @@
 //! looked up child by child. A short list of children is scanned, a long one has entries in a hash table, so that
 //! 10^5 children of one node stay linear.
 
+use std::ops::Range;
+
 use hashbrown::HashTable;
 
 use crate::groups::Groups;
@@ -13,6 +15,12 @@ use crate::simd::{common_prefix, common_prefix_bytes};
 
 pub const NONE: u32 = u32::MAX;
 pub const ROOT: u32 = 0;
+/// Tries of more nodes are larger than the caches of a core.
+const CACHED_NODES: usize = 1 << 15;
+/// Nodes of a path that are read ahead, from the leaf up: those further up are met often, and are cached.
+pub const STEPS_AHEAD: usize = 12;
+/// Samples whose paths are read ahead together.
+pub const AHEAD: usize = 16;
 /// Lists of up to this many children are scanned; longer ones are hashed.
 const SCAN: u32 = 8;
 
@@ -83,7 +91,10 @@ impl Trie {
     /// A trie of all samples, its nodes in depth-first order. No more can be inserted.
     pub fn build(sequences: &impl Sequences, samples: usize) -> Self {
         let mut trie = Trie::with_capacity(samples);
-        for _ in 0..samples {
+        for sample in 0..samples {
+            if sample % AHEAD == 0 && trie.outgrows_caches() {
+                trie.descend_ahead(sequences, sample as u32..samples.min(sample + AHEAD) as u32);
+            }
             trie.insert(sequences);
         }
         trie.in_depth_first_order()
@@ -107,6 +118,49 @@ impl Trie {
         }
         let leaf = self.leaf.iter().map(|&node| number[node as usize]).collect();
         Trie { nodes, leaf, wide: HashTable::new(), path: vec![ROOT], cut: None }
+    }
+
+    /// Whether a walk mostly waits for memory.
+    pub fn outgrows_caches(&self) -> bool {
+        self.nodes.len() > CACHED_NODES
+    }
+
+    /// Reads the nodes that the next samples will pass, a level at a time, so that their cache misses overlap.
+    fn descend_ahead(&self, sequences: &impl Sequences, samples: Range<u32>) {
+        let mut walks: Vec<(u32, u32)> = samples.map(|sample| (sample, ROOT)).collect();
+        while !walks.is_empty() {
+            walks.retain_mut(|(sample, node)| {
+                let depth = self.nodes[*node as usize].end;
+                if depth as usize >= sequences.ids(*sample).len() {
+                    return false;
+                }
+                let key = key(sequences, *sample, depth);
+                let same = |child: u32| self.nodes[child as usize].key == key;
+                let found = if self.nodes[*node as usize].children > SCAN {
+                    let same = |&child: &u32| same(child) && self.nodes[child as usize].parent == *node;
+                    self.wide.find(hash(*node, key), same).copied()
+                } else {
+                    let mut child = self.nodes[*node as usize].first_child;
+                    while child != NONE && !same(child) {
+                        child = self.nodes[child as usize].next_sibling;
+                    }
+                    Some(child).filter(|&child| child != NONE)
+                };
+                *node = found.unwrap_or(ROOT);
+                found.is_some()
+            });
+        }
+    }
+
+    /// Walks from each of `nodes` towards the root, a step at a time for all of them, so that their cache misses
+    /// overlap; `read` is given the nodes that are met. At most `STEPS_AHEAD` of each.
+    pub fn climb_ahead(&self, nodes: &mut [u32], mut read: impl FnMut(u32)) {
+        for _ in 0..STEPS_AHEAD {
+            for node in nodes.iter_mut().filter(|node| **node != ROOT) {
+                read(*node);
+                *node = self.nodes[*node as usize].parent;
+            }
+        }
     }
 
     /// Inserts the next sample (number `leaf.len()`) and returns the node at which it ends.

@@ -1,6 +1,8 @@
 //! First fit: samples in an order, each into the first tree in which its additional positions, terms and kept ids fit;
 //! else into a new tree.
 
+use std::hint::black_box;
+
 use super::demand::Demand;
 use super::forest::Forest;
 use super::room::Room;
@@ -8,7 +10,7 @@ use super::tournament::Tournament;
 use super::trees_of_node::TreesOfNode;
 use crate::kept_sets::KeptPrice;
 use crate::options::Limits;
-use crate::trie::{Trie, NONE, ROOT};
+use crate::trie::{Trie, AHEAD, NONE, ROOT, STEPS_AHEAD};
 
 /// O(samples x path nodes visited x log trees). A tree that holds a node of the sample's path needs only what lies below
 /// that node, so the walk goes from the leaf up, and ends where no earlier tree could be found any more.
@@ -50,7 +52,11 @@ fn fit_in_order(
     let mut state =
         State { trie, steps, trees_of_node, free: Vec::new(), all: Tournament::default(), price, positions: 0 };
     let mut tree_of = vec![NONE; demand.lengths.len()];
-    for sample in order {
+    let order: Vec<u32> = order.collect();
+    for (at, &sample) in order.iter().enumerate() {
+        if at % AHEAD == 0 && trie.outgrows_caches() {
+            state.read_ahead(&order[at..order.len().min(at + AHEAD)]);
+        }
         if demand.left_out[sample as usize] {
             continue;
         }
@@ -86,6 +92,20 @@ struct State<'a> {
 }
 
 impl State<'_> {
+    /// Reads what the walks of the next samples will read, a step at a time for all, so that their cache misses overlap.
+    fn read_ahead(&self, samples: &[u32]) {
+        let mut nodes = [ROOT; AHEAD];
+        for (node, &sample) in nodes.iter_mut().zip(samples) {
+            *node = self.trie.leaf[sample as usize];
+        }
+        for _ in 0..STEPS_AHEAD {
+            for node in nodes.iter_mut().filter(|node| **node != ROOT) {
+                black_box(self.trees_of_node.last(*node));
+                *node = self.steps[*node as usize].0;
+            }
+        }
+    }
+
     /// The first tree with room, and the lowest node of the sample's path that it holds; `NONE` where a new one is needed.
     fn first_tree(&mut self, sample: u32, need: Room) -> (u32, u32) {
         let (price, free) = (&self.price, &self.free);

@@ -62,6 +62,11 @@ impl TreesOfNode {
         }
     }
 
+    /// The last tree that holds the node.
+    pub fn last(&self, node: u32) -> Option<u32> {
+        self.trees(node).last().copied()
+    }
+
     /// Whether any tree holds the node.
     pub fn any(&self, node: u32) -> bool {
         !matches!(self.nodes[node as usize], Trees::None)
