@@ -213,7 +213,7 @@ def tune(case: gpu_peers.Case, size: int, options) -> None:
     from treepack.attention.triton import launch as triton_launch
 
     tiles = tree_tiles(case.end)
-    base = triton_launch.choose_tiles(gpu_peers.flat(case.q))
+    base = triton_launch.choose_tiles(gpu_peers.flat(case.q), gpu_peers.flat(case.v))
     dout = torch.randn_like(case.q)
 
     def step():

@@ -84,8 +84,8 @@ def fa4(case: Case):
     from treepack.attention.fa4 import launch as module
 
     try:
-        module.require(case.q, None, None)
-    except (ImportError, RuntimeError) as error:
+        module.require(case.q, case.v, None, None)
+    except (ImportError, RuntimeError, ValueError) as error:
         raise Unavailable(str(error)) from error
     tiles = tree_tiles(case.end)
     lists = [*module.block_lists(case.end, 128), *module.block_lists(case.end, 64, transpose=True)]
