@@ -110,8 +110,10 @@ def operators(torch) -> dict:
     g = torch.Generator().manual_seed(0)
 
     def inputs(n):
+        """Values of another size, apart from each other."""
         end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(n), n)).subtree_end)
-        return [make(torch, h, 16, n, "columns", g).requires_grad_() for h in (2, 1, 1)], end
+        shapes = ((2, 16, "columns"), (1, 16, "columns"), (1, 32, "latent"))
+        return [make(torch, h, size, n, layout, g).requires_grad_() for h, size, layout in shapes], end
 
     def attend(q, k, v, end):
         return tree_attention(q, k, v, subtree_end=end, impl="triton")

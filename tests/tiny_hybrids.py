@@ -27,7 +27,7 @@ KIMI = MOE | {
     "kv_lora_rank": 8,
     "q_lora_rank": None,
     "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
+    "qk_nope_head_dim": 4,
     "v_head_dim": 6,
     "first_k_dense_replace": 1,
 }
