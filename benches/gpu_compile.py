@@ -1,11 +1,11 @@
 """Registers, spills and shared memory of the portable kernels, by compiling for GPUs that need not be here.
 
-    python benches/gpu_compile.py [--arch 80 90] [--size 64 192/128] [--kernel forward dkv dq delta] [--feature plain all]
-                                  [--dtype bf16] [--tile 128,128,8,2] [--split] [--json]
+    python benches/gpu_compile.py [--arch 80 90] [--size 64 192/128] [--kernel forward dkv dq delta]
+                                  [--feature plain all] [--dtype bf16] [--tile 128,128,8,2] [--split] [--json]
 
-A size is that of q, k and v, or of q and k / of v. Each kernel with the tile that a GPU of that architecture gets from the fixed table, and with the options of a launch.
-One line per kernel; exit code 1 where one does not compile, or needs more shared memory than a block has. Needs Triton
-and torch, no GPU.
+A size is that of q, k and v, or of q and k / of v. Each kernel with the tile that a GPU of that architecture gets from
+the fixed table, and with the options of a launch. One line per kernel; exit code 1 where one does not compile, or needs
+more shared memory than a block has. Needs Triton and torch, no GPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import triton
+from head_shapes import Sizes
 from ptxas_report import SHARED_MEMORY, TENSOR_MEMORY, compile_for
 from triton import knobs
 from triton.compiler import ASTSource
@@ -33,26 +33,6 @@ from treepack.attention.triton.common import COLUMNS, POINTERS, Tile
 from treepack.attention.versions import COMPILE
 
 ARCHITECTURES = (80, 89, 90, 100, 120)  # A100; L40S and RTX 40; H100; B200; RTX 50
-
-
-class Sizes(NamedTuple):
-    """The head sizes of a call."""
-
-    head: int
-    """Of q and k."""
-    value: int
-    """Of v and the output."""
-
-    @staticmethod
-    def read(text: str) -> Sizes:
-        """Of "128" or "192/128"."""
-        head, _, value = text.partition("/")
-        return Sizes(int(head), int(value or head))
-
-    def __str__(self) -> str:
-        return f"{self.head}" if self.head == self.value else f"{self.head}/{self.value}"
-
-
 SIZES = tuple(map(Sizes.read, ("64", "80", "96", "128", "192/128", "192", "256")))
 KERNELS = {
     "forward": triton_forward.forward_kernel,
@@ -163,7 +143,8 @@ def report(arch: int, dtype: str, sizes: Sizes, name: str, feature: str, options
     except Exception as error:  # whatever Triton or ptxas raises: the other kernels are still looked at
         return {**row, "green": False, "error": f"{type(error).__name__}: {error}"}
     if options.ptx:
-        (options.ptx / f"sm{arch}-{name}{sizes.head}-{sizes.value}{dtype}-{feature}.ptx").write_text(compiled.asm["ptx"])
+        file = f"sm{arch}-{name}{sizes.head}-{sizes.value}{dtype}-{feature}.ptx"
+        (options.ptx / file).write_text(compiled.asm["ptx"])
     fits = usage["shared"] <= SHARED_MEMORY[arch] and usage["tensor_memory"] <= TENSOR_MEMORY
     return {**row, **usage, "green": fits}
 

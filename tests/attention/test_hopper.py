@@ -260,7 +260,7 @@ def test_layouts_that_descriptors_read():
     assert triton_common.matrix_view(latent, apart=True) == ([50, 3 * 192 + 64], 768, triton_common.APART)
     assert triton_common.matrix_view(latent) is None
     assert triton_common.matrix_view(columns, apart=True) == triton_common.matrix_view(columns)
-    padded = torch.zeros(50, 4, 128 + 80, dtype=torch.bfloat16)[..., 128:]  # a tile of 128 would reach between the heads
+    padded = torch.zeros(50, 4, 128 + 80, dtype=torch.bfloat16)[..., 128:]  # a tile would reach between the heads
     assert triton_common.matrix_view(padded, apart=True) is None
     for other in (
         torch.zeros(4, 64, 50, dtype=torch.bfloat16).permute(2, 0, 1),  # the head size is not innermost

@@ -2,8 +2,8 @@
 mask is ever built or compiled).
 
 Soft caps and windows become its `score_mod` and `mask_mod`; sinks rescale its output by the log-sum-exp it returns. On
-CUDA the call is compiled (once per pair of head sizes and feature set, for dynamic lengths); on the CPU it runs FlexAttention's
-eager form, which is dense, for tests.
+CUDA the call is compiled (once per pair of head sizes and feature set, for dynamic lengths); on the CPU it runs
+FlexAttention's eager form, which is dense, for tests.
 """
 
 from __future__ import annotations

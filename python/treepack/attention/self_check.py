@@ -81,8 +81,8 @@ def at_first_use(
     if not operator.is_plain(q) or rule.INTERPRETED:
         return
     side_by_side = tuple(x.stride(1) == x.shape[-1] for x in (q, k, v))
-    key = (q.device.index, q.dtype, q.shape[-1], v.shape[-1], kernels, side_by_side, k.shape[1] != q.shape[1], window, softcap, sinks,
-           training, with_lse)  # fmt: skip
+    key = (q.device.index, q.dtype, q.shape[-1], v.shape[-1], kernels, side_by_side, k.shape[1] != q.shape[1], window,
+           softcap, sinks, training, with_lse)  # fmt: skip
     verdict = _verdicts.get(key, _verdicts)  # the dictionary itself: not there
     if verdict is _verdicts:
         if torch.cuda.is_current_stream_capturing():
