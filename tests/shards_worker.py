@@ -5,121 +5,26 @@ Every case runs on all ranks; the ranks take turns in computing what one process
 
 from __future__ import annotations
 
-import contextlib
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from range_trees import cut_at, drawn_samples, whole
 from range_trees import tiny as exact
+from shards_steps import FORMS, Ranks, apart, drawn_split, split_at, steps, weighted, whole_gradient, worst
 from tiny_models import KeepDouble, shared_samples, tiny, weights_of
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import treepack
-from treepack.distributed import TreeShard, dummy_tree, shard, sum_gradients
-from treepack.distributed.split import RowSplit, split_rows
+from treepack.distributed import TreeShard, dummy_tree, sum_gradients
+from treepack.distributed.split import split_rows
 from treepack.distributed.traffic import AttentionShape, heads_traffic, rows_traffic
 from treepack.integrations.transformers import model_inputs
 from treepack.logprobs import head_log_probs
 from treepack.testing import check_parity
-from treepack.tree.ranges import ancestors_of
-
-FORMS = ("rows", "heads")
-
-
-class Ranks:
-    """The ranks of one run, and what each case found on this one."""
-
-    def __init__(self, world: int):
-        self.world, self.rank = world, dist.get_rank()
-        self.mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("sp",))
-        self.square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "sp"))
-        self.found: dict[str, dict[str, float] | str] = {}
-        self.turn = 0
-
-    def compare(self, case, model, trees, loss_of, *, mesh=None, alone=None, **options):
-        """Steps over trees with their rows over the mesh and in one process; differences of values and gradients."""
-        mesh = self.mesh if mesh is None else mesh
-        values, gradients = steps(model, trees, loss_of, mesh, **options)
-        self.turn = (self.turn + 1) % self.world
-        if self.turn == self.rank:
-            options.pop("shard", None)
-            wanted, expected = steps(alone or model, trees, loss_of, **options)
-            self.found[case] = {"values": apart(values, wanted), "gradients": worst(gradients, expected)}
-
-    def refused(self, case, call):
-        try:
-            call()
-        except (ValueError, TypeError) as error:
-            self.found[case] = f"{type(error).__name__}: {error}"
-        else:
-            self.found[case] = ""
-
-
-def weighted(out, tree):
-    """A loss of every value that was asked for, each term with a weight of its own."""
-    if isinstance(out, torch.Tensor):
-        return (out * weights_of(len(out))).sum()
-    parts = [x for x in out[:3] if x is not None]
-    total = sum(((i + 1) * x * weights_of(len(x)).roll(i)).sum() for i, x in enumerate(parts))
-    return total if out.aux_loss is None else total + out.aux_loss
-
-
-def steps(model, trees, loss_of, mesh=None, **options):
-    """(values of every tree, gradients by name) of steps over trees, whose gradients are added up."""
-    model.zero_grad()
-    values = []
-    for tree in trees:
-        where = {} if mesh is None else {"mesh": mesh}
-        out = treepack.term_log_probs(model, tree, **where, **options)
-        loss_of(out, tree).backward()
-        values += [out] if isinstance(out, torch.Tensor) else [x for x in (*out[:3], out.aux_loss) if x is not None]
-    if mesh is not None:
-        sum_gradients(model, mesh)
-    gradients = {name: whole_gradient(x.grad).clone() for name, x in model.named_parameters() if x.grad is not None}
-    model.zero_grad()
-    return [x.detach() for x in values], gradients
-
-
-def whole_gradient(gradient):
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-
-
-def apart(a, b):
-    return max(float((x - y).abs().max() / y.abs().max().clamp(min=1)) for x, y in zip(a, b, strict=True) if x.numel())
-
-
-def worst(found, wanted):
-    """Each gradient as a share of its own largest; a key's bias has none, but for rounding."""
-    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
-    largest = max(float(x.abs().max()) for x in wanted.values())
-    return max(float((found[k] - x).abs().max()) / max(float(x.abs().max()), 1e-3 * largest) for k, x in wanted.items())
-
-
-@contextlib.contextmanager
-def split_at(*edges):
-    """Trees within this block are split before these rows, wherever they are."""
-
-    def split(tree, ranks):
-        cuts = np.array([0, *edges, tree.num_tokens], np.int32)
-        assert len(cuts) == ranks + 1
-        above = ancestors_of(tree.numpy(), cuts[:-1])
-        sizes = np.diff(cuts)
-        return RowSplit(cuts, [rows if size else rows[:0] for rows, size in zip(above, sizes, strict=True)])
-
-    with patch.object(shard, "split_rows", split):
-        yield
-
-
-def drawn_split(rng, tree, world):
-    return split_at(*np.sort(rng.integers(0, tree.num_tokens + 1, world - 1)).tolist())
-
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 
@@ -219,13 +124,15 @@ def wrappers(ranks):
             gradients = {key.removeprefix("module."): 2 * x for key, x in gradients.items()}  # they are means over dp
             ranks.found[f"{name} over the other dimension, {form}"] = {"gradients": worst(gradients, expected)}
     expected = steps(tiny("qwen2"), both[:1], weighted)[1]
-    for name, wrap in {"FSDP2": lambda model: sharded(model, ranks.mesh), "DDP": DistributedDataParallel}.items():
+    for name, wrap in AVERAGED.items():
         model = tiny("qwen2")
-        wrapped = wrap(model)  # DDP has to live until the backward pass
+        wrapped = wrap(model, ranks.mesh)  # DDP has to live until the backward pass
         out = treepack.term_log_probs(wrapped, both[0], mesh=ranks.mesh)
         (weighted(out, None) * ranks.world).backward()  # a mean over all ranks, whose gradients are parts of a sum
         gradients = {key: whole_gradient(x.grad) for key, x in model.named_parameters()}
         ranks.found[f"{name} over all ranks"] = {"gradients": worst(gradients, expected)}
+    parity = check_parity(DistributedDataParallel(tiny("qwen2")), shared_samples(seed=9), mesh=ranks.mesh)
+    ranks.found["check_parity, DDP over all ranks"] = {"values": parity.log_probs, "gradients": parity.gradients}
     assert half == sp.size()
 
 
@@ -233,6 +140,13 @@ def sharded(model, mesh):
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+#: Around a model, over the ranks that run its trees.
+AVERAGED = {
+    "FSDP2": lambda model, mesh: sharded(model, mesh),
+    "DDP": lambda model, mesh: DistributedDataParallel(model, process_group=mesh.get_group()),
+}
 
 
 def own_loops(ranks):
@@ -284,6 +198,36 @@ def own_loops(ranks):
             ranks.found[f"attention, {form}"] = {"values": apart([out], [wanted[:, :, start:stop]])}
 
 
+def value_head(ranks):
+    """A head on the hidden states of own rows, and columns, by one loop for ranks with rows and without."""
+    ids = {"input_ids": np.arange(1, 9), "weight": np.arange(8.0), "old": np.full(8, 0.5)}
+    for name, samples in {"long": [ids], "short": [{key: x[:3] for key, x in ids.items()}]}.items():
+        tree = whole(samples)
+        for form in FORMS:
+            found = [valued(tree, mesh, form) for mesh in (ranks.mesh, None)]
+            ranks.found[f"a value head, {name}, {form}"] = {"gradients": worst(*found)}
+
+
+def valued(tree, mesh, form):
+    """Gradients of a model and of a value head beside its own."""
+    model, values = tiny("qwen2"), torch.nn.Linear(32, 1, dtype=torch.float64)
+    values.weight.data.copy_(weights_of(32)[None])
+    values.bias.data.zero_()
+    where = {} if mesh is None else {"mesh": mesh, "shard": form}
+    out = treepack.term_log_probs(model, tree, hidden_states=True, **where)
+    part = None if mesh is None else TreeShard(tree, mesh, form)
+    rows = tree if part is None else part.rows
+    assert rows.positions["old"].shape == rows.input_ids.shape
+    states = out.hidden_states[rows.row_position.long()][rows.term_row.long()]
+    mine = values(states)[:, 0] * rows.terms["weight"]
+    everything = mine if part is None else part.gather(mine)
+    (out.log_probs.sum() + everything.square().sum()).backward()
+    if mesh is not None:
+        for module in (model, values):
+            sum_gradients(module, mesh)
+    return {name: x.grad for module in (model, values) for name, x in module.named_parameters()}
+
+
 def added_up(ranks):
     """A parameter that some ranks have no gradient for, several dtypes, one that is frozen."""
     model = torch.nn.ParameterList([torch.zeros(3), torch.zeros(2, 2).double(), torch.zeros(5), torch.zeros(1)])
@@ -320,8 +264,26 @@ def refusals(ranks):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     scaled = tiny("llama", rope_parameters=rope, max_position_embeddings=8)
     ranks.refused("rotary embeddings", run(scaled))
+    ranks.refused("another advantage", run(tree=whole([samples[0] | {"advantage": float(ranks.rank == 1)}])))
+    ranks.refused("other weights", run(tiny("qwen2", seed=min(ranks.rank, 1))))
+    ranks.refused("no step in common", lambda: drifted(tree, mesh))
+    for name, wrap in AVERAGED.items():
+        wrapped = wrap(tiny("qwen2"), mesh)
+        ranks.refused(f"{name} and a sum", lambda wrapped=wrapped: sum_gradients(wrapped, mesh))
+    hybrid = tiny("qwen3_next")  # what `model_inputs` did not see
+    ranks.refused("a state, unseen", lambda: hybrid.model(**model_inputs(tree, mesh=mesh)))
+    ranks.refused("whole forests, unseen", lambda: model_inputs(tree, mesh=mesh, impl="flex"))
     values, _ = steps(model, [tree], weighted, mesh)  # after all that, the ranks are still in step
     ranks.found["in step"] = {"values": apart(values, steps(model, [tree], weighted)[0])}
+
+
+def drifted(tree, mesh):
+    """Steps of an optimizer on the gradients of each rank alone."""
+    model = tiny("qwen2", dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        treepack.term_log_probs(model, tree, mesh=mesh).sum().backward()
+        optimizer.step()
 
 
 CASES = (
@@ -333,6 +295,7 @@ CASES = (
     adapters,
     wrappers,
     own_loops,
+    value_head,
     added_up,
     refusals,
 )

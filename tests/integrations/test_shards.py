@@ -62,6 +62,13 @@ REFUSED = {
     "heads": '3 attention heads, which . ranks cannot part evenly; use shard="rows"',
     "key heads": '3 key and value heads: . ranks neither divide them nor are a multiple of them; use shard="rows"',
     "whole forests": "impl='flex' takes whole forests; shard=\"rows\" runs by",
+    "another advantage": r"rank 1 of .* holds the tree of rank 0 with another value in one of its columns, .*advantage",
+    "other weights": "rank 1 of .* has other weights than rank 0: a value of model.embed_tokens.weight is",
+    "no step in common": r"rank 1 of .* other weights than rank 0.* call treepack.distributed.sum_gradients",
+    "DDP and a sum": "DDP averages the gradients of .* over ranks of the mesh dimension 'sp'.* leave out sum_gradients",
+    "FSDP2 and a sum": "FSDP averages the gradients of .* over ranks of the mesh dimension 'sp'",
+    "a state, unseen": r"a layer that carries a state \(causal_conv1d_fn\) got one part of a tree",
+    "whole forests, unseen": "impl='flex' takes whole forests",
     "rotary embeddings": "dynamic rotary embeddings, which change above 8 tokens",
 }
 

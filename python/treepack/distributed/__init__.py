@@ -6,6 +6,7 @@
     exchange    what ranks exchange, with gradients; hooks, what they do so before and after attention
     shard       TreeShard: one rank's part of a tree
     gradients   the gradients of the ranks of one tree added up
+    weights     a check that these ranks have the same weights
     foreign     other libraries' sequence parallelism, which is refused
 
 `import treepack` does not load this folder. What needs torch is loaded when it is first used.

@@ -13,7 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from .exchange import Wire, ordered_sum
 
-__all__ = ["sum_gradients"]
+__all__ = ["averaged_by", "sum_gradients"]
+
+#: Those that are modules of their own; FSDP2 is seen by its parameters.
+_WRAPPERS = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP"}
 
 # Numbers that are added up at once, so that a copy of all gradients is never made.
 _BUCKET = 2**25
@@ -29,7 +32,7 @@ def sum_gradients(model: nn.Module, mesh: Any) -> None:
     that no token of the others chose) has one on all of them afterwards.
 
     Not for a model that DDP or FSDP2 already averages over the ranks of this dimension: there multiply the loss by
-    their number.
+    their number. It is refused where it can be seen: of DDP, where `model` is (or holds) the wrapper.
 
     Args:
         model: the model, wrapped or not; what requires no gradient is left alone.
@@ -37,8 +40,16 @@ def sum_gradients(model: nn.Module, mesh: Any) -> None:
 
     Raises:
         TypeError, ValueError: a mesh that is not one dimension of a DeviceMesh.
+        ValueError: DDP or FSDP2 over ranks of this dimension.
     """
     wire = Wire(mesh)
+    wrapper = averaged_by(model, wire)
+    if wrapper is not None:
+        raise ValueError(
+            f"{wrapper} averages the gradients of {type(model).__name__} over ranks of {wire.name} in the backward "
+            "pass: leave out sum_gradients and multiply the loss by the number of ranks that it averages over, or wrap "
+            'the model along another dimension (mesh["dp"])'
+        )
     parameters = [x for x in model.parameters() if x.requires_grad]
     if wire.size == 1 or not parameters:
         return
@@ -54,6 +65,19 @@ def sum_gradients(model: nn.Module, mesh: Any) -> None:
         total = _added_up(torch.cat([x.reshape(-1) for x in bucket]), wire)
         for x, part in zip(bucket, torch.split(total, [x.numel() for x in bucket]), strict=True):
             x.copy_(part.view_as(x))
+
+
+def averaged_by(model: nn.Module, wire: Wire) -> str | None:
+    """Which wrapper in the model, "DDP" or "FSDP", averages gradients over this rank and others of `wire`; or None."""
+    others = set(dist.get_process_group_ranks(wire.group)) - {dist.get_rank()}
+    for module in model.modules():
+        name = _WRAPPERS.get(type(module).__name__)
+        if name and others.intersection(dist.get_process_group_ranks(module.process_group)):  # type: ignore[arg-type]
+            return name
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and others.intersection(parameter.device_mesh.mesh.flatten().tolist()):
+            return "FSDP"
+    return None
 
 
 def _local(gradient: Any) -> Tensor:

@@ -40,6 +40,23 @@ class _Taken(Mapping[str, Tensor]):
         return len(self._columns)
 
 
+class _Padding(Mapping[str, Tensor]):
+    """Columns of one row of zeros, of the dtypes and shapes of others."""
+
+    def __init__(self, columns: Mapping[str, Tensor]):
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self._columns[name]
+        return column.new_zeros(1, *column.shape[1:])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
 def terms_by_range(tree: PackedTree[Tensor], edges: Index) -> list[Tensor]:
     """For each range between two of the edges (K + 1,) the numbers of its terms, those that are scored at one of its
     positions, ascending; int64 on the device of the tree."""
@@ -149,7 +166,8 @@ class Blank:
 
     num_tokens, num_terms = 1, 0
 
-    def __init__(self, device: Any):
+    def __init__(self, tree: PackedTree[Tensor]):
+        device = tree.buffer.device
         none = torch.zeros(0, dtype=torch.int32, device=device)
         self.input_ids = self.position_ids = torch.zeros(1, dtype=torch.int64, device=device)
         self.subtree_end = self.position_samples = torch.zeros(1, dtype=torch.int32, device=device)
@@ -157,6 +175,17 @@ class Blank:
         self.row_position = self.term_row = self.term_target = self.term_sample = none
         self.sampling_mask = self.sampling_mask_counts = none
         self.term_index = none.long()
+        self._tree = tree
+
+    @property
+    def terms(self) -> Mapping[str, Tensor]:
+        """The columns of the tree, (0, ...), so that one loop runs on every rank."""
+        return _Taken(self._tree.terms, self.term_index)
+
+    @property
+    def positions(self) -> Mapping[str, Tensor]:
+        """The columns of one position of padding: zeros (1, ...)."""
+        return _Padding(self._tree.positions)
 
     def numpy(self) -> Any:
         none = np.zeros(0, np.int32)

@@ -39,6 +39,7 @@ class _Plan(NamedTuple):
     edges: Index
     split: RowSplit | None
     digest: int
+    columns: int
 
 
 class TreeShard:
@@ -64,12 +65,12 @@ class TreeShard:
 
         Raises:
             TypeError: no mesh, not one tree, or one that is still on the host.
-            ValueError: a mesh of several dimensions, another form, ranks with different trees or forms. What one rank
-                raises, every rank raises, so that none waits.
+            ValueError: a mesh of several dimensions, another form, ranks with different trees, columns or forms. What one
+                rank raises, every rank raises, so that none waits.
         """
         self.wire = Wire(mesh)
         trouble: Exception | None = None
-        plan = _Plan(np.zeros(1, np.int32), None, 0)
+        plan = _Plan(np.zeros(1, np.int32), None, 0, 0)
         try:
             plan = _plan(tree, self.wire.size, shard)
         except Exception as error:
@@ -81,7 +82,7 @@ class TreeShard:
         start, stop = self.edges[rank : rank + 2].tolist()
         self._terms = terms_by_range(tree, self.edges)
         above = self.split.ancestors[rank] if self.split else np.zeros(0, np.int32)
-        self.rows: Any = Rows(tree, Range(start, stop, above), self._terms[rank]) if start < stop else Blank(device)
+        self.rows: Any = Rows(tree, Range(start, stop, above), self._terms[rank]) if start < stop else Blank(tree)
         self.num_rows: int = stop - start
         """0 where the rank runs a row of padding."""
         whole = TreeTiles(tree.subtree_end, tree.position_ids, tree.tiles), 0
@@ -141,27 +142,36 @@ def _plan(tree: Any, ranks: int, shard: Any) -> _Plan:
         # Attention by heads is the same on every rank, so rows are shared out evenly.
         split = split_rows(tree, ranks) if shard == "rows" else None
         edges = even_edges(tree.num_tokens, ranks) if split is None else split.edges
-        found = tree.derived[key] = _Plan(edges, split, _digest(tree, edges))
+        found = tree.derived[key] = _Plan(edges, split, *_digests(tree, edges))
     return found
 
 
-def _digest(tree: Any, edges: Index) -> int:
-    """A number that two trees have in common only if they have the same tokens, forks, terms and split."""
-    host, hashed = tree.numpy(), hashlib.blake2b(edges.tobytes(), digest_size=7)
-    for name in ("input_ids", "subtree_end", "row_position", "term_row", "term_target", "sampling_mask_counts"):
-        hashed.update(getattr(host, name).tobytes())
-    return int.from_bytes(hashed.digest(), "big")
+#: Where a tree's samples were in the call that packed it, which may differ.
+_PLACES = ("sample_index", "position_source")
+
+
+def _digests(tree: Any, edges: Index) -> tuple[int, int]:
+    """Two numbers that two trees have in common only if they are the same: of tokens, forks, terms, kept sets and the
+    split; of the columns, with which ranks make their losses."""
+    built, columns = (hashlib.blake2b(edges.tobytes(), digest_size=7) for _ in range(2))
+    for name, array in tree.numpy().arrays.items():
+        if name not in _PLACES:
+            hashed = columns if "." in name else built
+            hashed.update(f"{name} {array.dtype} {array.shape}".encode())
+            hashed.update(array.tobytes())
+    return int.from_bytes(built.digest(), "big"), int.from_bytes(columns.digest(), "big")
 
 
 def _compare(wire: Wire, plan: _Plan, tree: Any, shard: Any, trouble: Exception | None) -> None:
     """Raises on every rank where one of them has another tree or cannot run it."""
     form = FORMS.index(shard) if shard in FORMS else -1
     sizes = (0, 0) if trouble else (tree.num_tokens, tree.num_terms)
-    mine = torch.tensor([[trouble is None, form, *sizes, plan.digest]], dtype=torch.int64, device=wire.device)
+    state = [trouble is None, form, *sizes, plan.digest, plan.columns]
+    mine = torch.tensor([state], dtype=torch.int64, device=wire.device)
     ranks = wire.gather(mine)[:, 0].tolist()
     if trouble is not None:
         raise trouble
-    for rank, (fine, its_form, tokens, terms, digest) in enumerate(ranks):
+    for rank, (fine, its_form, tokens, terms, digest, columns) in enumerate(ranks):
         where = f"rank {rank} of {wire.name}"
         if not fine:
             raise ValueError(f"{where} could not take its part of the tree; its own error says why")
@@ -174,4 +184,10 @@ def _compare(wire: Wire, plan: _Plan, tree: Any, shard: Any, trouble: Exception 
                 f"{where} holds another tree than rank 0: its own has {tokens} positions and {terms} terms, that of "
                 f"rank 0 {ranks[0][2]} and {ranks[0][3]}; all ranks of the dimension pass the same tree (data "
                 "parallelism is another dimension of the mesh)"
+            )
+        if columns != ranks[0][5]:
+            raise ValueError(
+                f"{where} holds the tree of rank 0 with another value in one of its columns, "
+                f"{list(tree.column_formats)}: each rank would make a loss of its own; all ranks of the dimension pack "
+                "the same samples (what one of them computes or draws, it sends to the others)"
             )

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from .._core import PackError
-from ..distributed.gradients import sum_gradients
+from ..distributed.exchange import Wire
+from ..distributed.gradients import averaged_by, sum_gradients
 from ..distributed.shard import Form
 from ..integrations.transformers.checks.model import check_model
 from ..integrations.transformers.forward import hidden_alone
@@ -168,7 +169,7 @@ def _run_packed(model: Any, packed: Any, count: int, terms: int, options: dict[s
             for i, value in zip(indexes, tree.unpack_terms(log_probs.detach()), strict=True):
                 values[i] = value.double()
         if options["mesh"] is not None:
-            sum_gradients(model, options["mesh"])
+            _add_up(model, options["mesh"])
     return values, gradients
 
 
@@ -241,6 +242,17 @@ def _collected(model: Any) -> Iterator[dict[str, Tensor]]:
     finally:
         for parameter in names:
             parameter.grad = before[parameter]
+
+
+def _add_up(model: Any, mesh: Any) -> None:
+    """The gradients of one loss, whose parts the ranks of a mesh dimension have."""
+    wire = Wire(mesh)
+    if averaged_by(model, wire) is None:
+        sum_gradients(model, mesh)
+        return
+    for parameter in model.parameters():  # a mean of the parts
+        if parameter.grad is not None:
+            parameter.grad *= wire.size
 
 
 def _backward(loss: Tensor) -> None:

@@ -48,6 +48,8 @@ def rank_of(rank: Mesh | int, ranks: int) -> int:
 def group_of(group: Any) -> Any:
     """The process group of a mesh dimension; what is no mesh as it is."""
     mesh = _dimension(group, "group")
+    if mesh is not None and mesh.get_coordinate() is None:
+        raise PackError("this process is on no rank of the mesh")
     return group if mesh is None else mesh.get_group()
 
 

@@ -18,7 +18,7 @@ from .checks.model import check_model
 from .checks.tree import check_ids, check_tree
 from .mixers import has_mixers, install_loaded
 from .model import call_inputs, decoder_of, meeting_layers, unwrap
-from .shards import check_shard, shard_of
+from .shards import check_impl, check_shard, shard_of
 
 __all__ = ["check_ran", "forward_inputs", "forward_tree", "hidden_alone", "model_inputs"]
 
@@ -55,7 +55,7 @@ def model_inputs(
     part = shard_of(tree, mesh, shard)
     inner = None if model is None else check_model(model)
     if part is not None and inner is not None:
-        check_shard(model, inner, part, impl)
+        check_shard(model, inner, part)
     inputs = _inputs(tree, impl, inner, part)
     if inner is not None and model_check:
         check_leaks(model, inner, tree)
@@ -71,6 +71,8 @@ def _inputs(tree: Any, impl: str | None, model: Any, part: TreeShard | None = No
         raise TypeError(f"one PackedTree is needed, not a {type(tree).__name__}{many}")
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
+    if part is not None:
+        check_impl(part, impl)
     has_states = install_loaded()
     tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None)) if part is None else part.tiles
     config = None
@@ -125,7 +127,7 @@ def forward_tree(
     """
     inner = check_model(model, weighted=router_logits is not False)
     if part is not None:
-        check_shard(model, inner, part, impl)
+        check_shard(model, inner, part)
     inputs = _inputs(tree, impl, inner, part)
     check_ids(inner, tree)
     if model_check:

@@ -125,6 +125,11 @@ def _either(without: Callable[..., Any], on_tree: Callable[..., Any]) -> Callabl
         for carrier in CARRIERS:
             tiles = carrier(kwargs)
             if tiles is not None:
+                if "tree_hook" in kwargs:  # inputs that were made without the model
+                    raise ValueError(
+                        f"a layer that carries a state ({without.__name__}) got one part of a tree, and its state does "
+                        "not go from rank to rank; run its trees on one rank each, without mesh"
+                    )
                 return on_tree(tiles, *args, **kwargs)
         return without(*args, **kwargs)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...attention import TRITON
 from ...distributed.shard import TreeShard
 from ...distributed.split import check_heads
+from ...distributed.weights import check_weights
 from ...logprobs.api import TermLogProbs
 from .capture import Capture
 from .checks.tree import check_ranges
@@ -21,7 +22,7 @@ from .mixers import is_mixer
 from .model import decoder_of
 from .router import RouterSums
 
-__all__ = ["check_shard", "of_all_ranks", "shard_of"]
+__all__ = ["check_impl", "check_shard", "of_all_ranks", "shard_of"]
 
 
 def shard_of(tree: Any, mesh: Any, shard: str | None) -> TreeShard | None:
@@ -40,8 +41,18 @@ def shard_of(tree: Any, mesh: Any, shard: str | None) -> TreeShard | None:
     return TreeShard(tree, mesh, "rows" if shard is None else shard)
 
 
-def check_shard(model: Any, inner: Any, part: TreeShard, impl: str | None) -> None:
-    """Raises ValueError where a model that `check_model` passes cannot run a part of a tree; on every rank alike.
+def check_impl(part: TreeShard, impl: str | None) -> None:
+    """ValueError for an implementation that cannot run a part of a tree."""
+    if part.form == "rows" and impl not in (None, "reference", *TRITON):
+        raise ValueError(
+            f"impl={impl!r} takes whole forests; shard=\"rows\" runs by {', '.join(map(repr, TRITON))} or 'reference', "
+            'shard="heads" by any'
+        )
+
+
+def check_shard(model: Any, inner: Any, part: TreeShard) -> None:
+    """Raises ValueError where a model that `check_model` passes cannot run a part of a tree, or where ranks have
+    different weights; on every rank alike.
 
     Args:
         model: with its wrappers. inner: without.
@@ -58,16 +69,12 @@ def check_shard(model: Any, inner: Any, part: TreeShard, impl: str | None) -> No
             f"{name} is compiled (torch.compile); what ranks exchange passes its graph by: run a tree over ranks on "
             "the model that is not"
         )
-    if part.form == "rows" and impl not in (None, "reference", *TRITON):
-        raise ValueError(
-            f"impl={impl!r} takes whole forests; shard=\"rows\" runs by {', '.join(map(repr, TRITON))} or 'reference', "
-            'shard="heads" by any'
-        )
     check_ranges(inner, part.tree, parts=part.wire.size, instead="run this tree on one rank, without mesh")
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if part.form == "heads" and isinstance(heads, int) and isinstance(kv_heads, int):
         check_heads(name, heads, kv_heads, part.wire.size)
+    check_weights(model, part.wire)
 
 
 def of_all_ranks(

@@ -273,7 +273,7 @@ class Pass:
             self.running = None
 
     def _last_pass(self) -> None:
-        rows = Blank(self._device)
+        rows = Blank(self.tree)
         hidden = self._hidden(
             self._runner.model, rows, rows.tiles()[0], None, own_head=True
         )  # which is tied to the logits
