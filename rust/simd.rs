@@ -108,8 +108,9 @@ pub fn iota_i32(to: &mut [i32], start: i32) {
     Stores::Plain.iota_i32(to, start)
 }
 
-/// More than this is not in a core's caches any more when all of it is written.
-const CACHED: usize = 4 << 20;
+/// More than this has mostly left the caches when all of it is written. Trees of 70 to 290 MB are written and read once in
+/// a sixth less time past the caches, those of 8 MB in a sixth more.
+const CACHED: usize = 32 << 20;
 /// Shorter runs than this many bytes are written plainly: the lines at their ends are written in parts, which costs more
 /// past the caches (answers of 40 to 250 tokens took a sixth longer).
 const RUN: usize = 4096;
