@@ -56,6 +56,12 @@ def test_features(size):
     assert [x.wrong for x in self_check.verdicts()] == [""] * 4
 
 
+@pytest.mark.parametrize("layout", ["columns", "latent"])
+def test_two_head_sizes(layout):
+    attend(*leaves(200, 8, 8, 192, layout=layout, values=128))
+    assert [(x.sizes(), x.wrong) for x in self_check.verdicts()] == [("192 / 128", "")]
+
+
 def test_float32():
     attend(*leaves(200, 4, 2, 64, torch.float32))
     assert [(x.dtype, x.wrong) for x in self_check.verdicts()] == [("float32", "")]
@@ -84,7 +90,7 @@ def test_wrong_kernels_are_found(impl, monkeypatch):
 def test_it_takes_less_than_20_ms(impl, size, training, record_property):
     """After compilation: the whole check of 32 query heads and 8 K/V heads, with its wait for the device."""
     tensors = [x.squeeze(0).transpose(0, 1) for x in leaves(200, 32, 8, size)]
-    kernels = triton_rule.choose(impl, tensors[0], 0, 0.0, 0.1)
+    kernels = triton_rule.choose(impl, tensors[0], tensors[2], 0, 0.0, 0.1)
     times = []
     for _ in range(9):
         torch.cuda.synchronize()

@@ -10,9 +10,11 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ....attention import TreeTiles
+from ....distributed.foreign import refuse_foreign
 from ..mixers import has_mixers, installed, is_mixer, refusal
 from ..model import decoder_of
 from .tree import row_rope
@@ -96,13 +98,6 @@ def check_attention(where: str, module: Any) -> None:
         raise ValueError(
             f"{where} scales its queries by their place in the row (attn_temperature_tuning), which is not the depth "
             "in the sample; set config.attn_temperature_tuning to False if the model was trained without"
-        )
-    value = getattr(module, "v_head_dim", None)
-    score = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)
-    if isinstance(value, int) and isinstance(score, int) and value != score:
-        raise ValueError(
-            f"{where} ({type(module).__name__}) has value heads of size {value} and query and key heads of size "
-            f"{score}; tree attention takes one size for all three"
         )
 
 
@@ -201,6 +196,8 @@ def check_attention_config(
         asked: the call asks for router logits.
         remedies: what the caller can do.
     """
+    if not torch.compiler.is_compiling():
+        refuse_foreign()
     config = getattr(module, "config", None)
     if config is None:
         return
