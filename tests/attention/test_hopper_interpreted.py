@@ -27,6 +27,9 @@ CASES = {
     "a window with full tiles": {"tree": "chain", "size": 64, "heads": 1, "kv_heads": 1, "window": 300},
     "last rows": {"tree": "chain", "size": 64, "heads": 2, "kv_heads": 1, "above": 256},
     "last rows, window": {"tree": "chain", "size": 64, "heads": 2, "kv_heads": 1, "window": 300, "above": 256},
+    "wide": {"tree": "agent", "size": 256, "heads": 2, "kv_heads": 1},
+    "wide, window, split": {"tree": "agent", "size": 256, "heads": 2, "kv_heads": 1, "split": True, **WINDOW},
+    "wide, options, last rows": {"tree": "chain", "size": 256, "heads": 1, "kv_heads": 1, "above": 256, **OPTIONS},
     "one token": {"tree": "one token", "size": 64, "heads": 2, "kv_heads": 1, **OPTIONS},
 }
 

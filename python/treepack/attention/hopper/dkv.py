@@ -65,21 +65,18 @@ def window_list(SCHEDULE, tile, N):
 
 
 @gluon.jit
-def _produce(
-    q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k_buffers, v_buffers,
-    q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk, head, HEADS,
-    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
-    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
+def copy_all_queries(
+    q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
+    tile, first, stop, head, HEADS,
+    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
-    mbarrier.expect(kv_full, 4 * 64 * D * BYTES)
-    for half in gl.static_range(2):
-        copy_rows(k_desc, kv_full, k_buffers.index(half), hk, n0 + half * 64, N, D, K_ROWS)
-        copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
+    """The query tiles of a key tile, for one head after another: first .. stop, or those of its window's list."""
     c = 0
     for g in range(HEADS):
         h = head + g
         if WINDOW:
-            run, fulls, partial, partials = window_list(SCHEDULE, n0 // 128, N)
+            run, fulls, partial, partials = window_list(SCHEDULE, tile, N)
             for i in range(partials):
                 _copy_queries(
                     c, gl.load(partial + i), h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring,
@@ -103,6 +100,23 @@ def _produce(
                     N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
                 )  # fmt: skip
                 c += 1
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k_buffers, v_buffers,
+    q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk, head, HEADS,
+    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    mbarrier.expect(kv_full, 4 * 64 * D * BYTES)
+    for half in gl.static_range(2):
+        copy_rows(k_desc, kv_full, k_buffers.index(half), hk, n0 + half * 64, N, D, K_ROWS)
+        copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
+    copy_all_queries(
+        q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
+        n0 // 128, first, stop, head, HEADS, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+    )  # fmt: skip
 
 
 @gluon.jit

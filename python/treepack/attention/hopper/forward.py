@@ -8,7 +8,8 @@
                  softmax of S while O's product runs
                  wait O, pack P, release V(i-1), rescale O
 
-128 query rows (64 a consumer) against 128 key rows, two K and two V buffers: 193 KB of shared memory at D = 128. The
+128 query rows (64 a consumer) against 128 key rows, two K and two V buffers: 193 KB of shared memory at D = 128. At D =
+256 64 key rows (BN), and the output leaves through Q's buffer, which is freed when it has left: 193 KB again. The
 tile of the diagonal comes first and is masked by both rules; the other partial tiles lie before it, so
 `m < subtree_end[n]`, which comes with K, is all they need, and with a window the depths, which come the same way; runs
 of full tiles come last, unmasked.
@@ -42,11 +43,21 @@ from .common import (
     opaque,
     pack,
     query_item,
+    resident,
     tanh,
     tile_list,
     unpack,
 )
 from .names import copy_to_global, copy_to_shared, thread_barrier
+
+
+@gluon.jit
+def _copy_values(
+    v_desc, v_ring, use, head, n, N, BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr
+):
+    v_ring.acquire(use)
+    mbarrier.expect(v_ring.filled(use), BN * D * BYTES)
+    copy_rows(v_desc, v_ring.filled(use), v_ring.at(use), head, n * BN, N, D, ROWS)
 
 
 @gluon.jit
@@ -56,6 +67,7 @@ def _produce(
     BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
     V_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
+    PARTS: gl.constexpr = 128 // BN
     FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     place = gl.arange(0, 4, FOUR)
     item = gl.program_id(0)
@@ -71,10 +83,10 @@ def _produce(
         n = tile
         k_ring.acquire(c)
         mbarrier.expect(k_ring.filled(c), BN * D * BYTES + BN * 4 * (1 + WINDOW))
-        copy_rows(k_desc, k_ring.filled(c), k_ring.at(c), hk, n * BN, N, D, K_ROWS)
-        copy_to_shared(ends_desc, [0, n * BN], k_ring.filled(c), ends.index(c % k_ring.stages))
+        copy_rows(k_desc, k_ring.filled(c), k_ring.at(c), hk, n * 128, N, D, K_ROWS)
+        copy_to_shared(ends_desc, [0, n * 128], k_ring.filled(c), ends.index(c % k_ring.stages))
         if WINDOW:
-            copy_to_shared(depth_desc, [0, n * BN], k_ring.filled(c), depths.index(c % k_ring.stages))
+            copy_to_shared(depth_desc, [0, n * 128], k_ring.filled(c), depths.index(c % k_ring.stages))
 
         q_ring.acquire(r)
         words = gl.where(place == 0, tile, gl.where(place == 1, h, gl.where(place == 2, partials, total)))
@@ -85,20 +97,27 @@ def _produce(
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(0), h, row, N - ABOVE, D, Q_ROWS)
         copy_rows(q_desc, q_ring.filled(r), q_ring.buffers.index(1), h, row + 64, N - ABOVE, D, Q_ROWS)
 
-        for i in range(1, total):
-            before = n
-            n, run = next_tile(i - 1, n, run, last, partials)
+        key = n * PARTS
+        for part in gl.static_range(1, PARTS):
             copy_keys(
-                k_desc, ends_desc, depth_desc, k_ring, ends, depths, c + i, i, partials, hk, n, N, BN, D, BYTES, K_ROWS,
-                WINDOW
+                k_desc, ends_desc, depth_desc, k_ring, ends, depths, c + part, part, partials * PARTS, hk, key + 1, N,
+                BN, D, BYTES, K_ROWS, WINDOW
             )  # fmt: skip
-            v_ring.acquire(c + i - 1)
-            mbarrier.expect(v_ring.filled(c + i - 1), BN * D * BYTES)
-            copy_rows(v_desc, v_ring.filled(c + i - 1), v_ring.at(c + i - 1), hk, before * BN, N, D, V_ROWS)
-        c += total
-        v_ring.acquire(c - 1)
-        mbarrier.expect(v_ring.filled(c - 1), BN * D * BYTES)
-        copy_rows(v_desc, v_ring.filled(c - 1), v_ring.at(c - 1), hk, n * BN, N, D, V_ROWS)
+            _copy_values(v_desc, v_ring, c + part - 1, hk, key, N, BN, D, BYTES, V_ROWS)
+            key += 1
+        for i in range(1, total):
+            n, run = next_tile(i - 1, n, run, last, partials)
+            for part in gl.static_range(PARTS):
+                before = key
+                key = n * PARTS + part
+                j = i * PARTS + part
+                copy_keys(
+                    k_desc, ends_desc, depth_desc, k_ring, ends, depths, c + j, j, partials * PARTS, hk, key, N, BN, D,
+                    BYTES, K_ROWS, WINDOW
+                )  # fmt: skip
+                _copy_values(v_desc, v_ring, c + j - 1, hk, before, N, BN, D, BYTES, V_ROWS)
+        c += total * PARTS
+        _copy_values(v_desc, v_ring, c - 1, hk, key, N, BN, D, BYTES, V_ROWS)
         item = following
         tile = tile_after
         h = h_after
@@ -117,15 +136,18 @@ def _softmax(s, m_i, scale):
 
 @gluon.jit
 def _step(
-    i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap,
+    i, o, packed, m_i, l_i, q_ring, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap,
     MASK: gl.constexpr, BN: gl.constexpr, DTYPE: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    LS: gl.constexpr, LO: gl.constexpr,
+    HALF: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr, rows_n=None,
 ):  # fmt: skip
-    """Tile number i of this program: its scores, and the values of tile i - 1."""
+    """Tile number i of this program: its scores, and the values of tile i - 1; `rows_n` where it is of the diagonal."""
     p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
     i = opaque(i)  # with Triton 3.9 the addresses of both rings, carried along, cost 40 moves a step
     k_ring.wait(i)
     zero = gl.zeros([64, BN], gl.float32, LS)
+    q = (
+        q_ring.buffers.index(HALF) if BN == 128 else resident(q_ring.buffers, HALF)
+    )  # the latter costs 2 to 4 % at BN = 128
     s = warpgroup_mma(q, k_ring.at(i).permute([1, 0]), zero, use_acc=False, is_async=True)
     v_ring.wait(i - 1)
     o = warpgroup_mma(p, v_ring.at(i - 1), o, is_async=True)
@@ -143,6 +165,8 @@ def _step(
         if LATE:
             end_n = ends.index(i % k_ring.stages).load(LS)
         s = gl.where(gl.expand_dims(rows_m, 1) < end_n, s, MASKED)
+    if rows_n is not None:
+        s = gl.where(gl.expand_dims(rows_n, 0) <= gl.expand_dims(rows_m, 1), s, MASKED)
     if LATE:
         depth_n = depths.index(i % k_ring.stages).load(LS)
         s = gl.where(depth_n > gl.expand_dims(too_high, 1), s, MASKED)
@@ -175,8 +199,9 @@ def _consume(
     out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers, scale, cap, window,
     row_h, N, ABOVE,
     HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
-    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
+    PARTS: gl.constexpr = 128 // BN
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     q = q_ring.buffers.index(HALF)
@@ -215,18 +240,24 @@ def _consume(
         l_i = gl.sum(p, 1)
         packed = pack(p, DTYPE)
         o = gl.zeros([64, D], gl.float32, LO)
-        for i in range(c + 1, c + partials):
+        for part in gl.static_range(1, PARTS):
             o, packed, m_i, l_i = _step(
-                i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, True, BN, DTYPE,
-                WINDOW, SOFTCAP, LS, LO
+                c + part, o, packed, m_i, l_i, q_ring, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, True,
+                BN, DTYPE, WINDOW, SOFTCAP, HALF, LS, LO, rows_n + part * BN
             )  # fmt: skip
-        for i in range(c + partials, c + total):
+        for i in range(c + PARTS, c + partials * PARTS):
             o, packed, m_i, l_i = _step(
-                i, o, packed, m_i, l_i, q, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, False, BN,
-                DTYPE, WINDOW, SOFTCAP, LS, LO
+                i, o, packed, m_i, l_i, q_ring, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, True, BN,
+                DTYPE, WINDOW, SOFTCAP, HALF, LS, LO
             )  # fmt: skip
-        c += total
-        q_ring.release(r)
+        for i in range(c + partials * PARTS, c + total * PARTS):
+            o, packed, m_i, l_i = _step(
+                i, o, packed, m_i, l_i, q_ring, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, False, BN,
+                DTYPE, WINDOW, SOFTCAP, HALF, LS, LO
+            )  # fmt: skip
+        c += total * PARTS
+        if not OUT_IN_Q:
+            q_ring.release(r)
 
         v_ring.wait(c - 1)
         p = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
@@ -252,6 +283,10 @@ def _consume(
         out.store(gl.where(gl.expand_dims(real_o, 1), o * share, 0.0).to(DTYPE))
         fence_async_shared()
         copy_to_global(out_desc, [m0 - ABOVE + HALF * 64, h * D], out)
+        if OUT_IN_Q:
+            tma.store_wait(0)
+            thread_barrier()  # the thread that reports it need not be the one that stored
+            q_ring.release(r)
 
         r += 1
         q_ring.wait(r)
@@ -283,13 +318,18 @@ def forward_kernel(
     v_ring = make_ring(v_desc, STAGES)
     ends = gl.allocate_shared_memory(gl.int32, [STAGES, 1, BN], ends_desc.layout)
     depths = depth_buffers(depth_desc, ends, WINDOW, STAGES)
-    out_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
+    OUT_IN_Q: gl.constexpr = D > 128
+    out_buffers = q_ring.buffers
+    if not OUT_IN_Q:
+        out_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
     gl.warp_specialize(
         [
             (_consume, (out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers,
-                        scale, cap, window, row_h, N, ABOVE, 0, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP)),
+                        scale, cap, window, row_h, N, ABOVE, 0, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
+                        OUT_IN_Q)),
             (_consume, (out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers,
-                        scale, cap, window, row_h, N, ABOVE, 1, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP)),
+                        scale, cap, window, row_h, N, ABOVE, 1, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
+                        OUT_IN_Q)),
             (_produce, (q_desc, k_desc, v_desc, ends_desc, depth_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header,
                         q_ring, k_ring, v_ring, ends, depths, N, ABOVE, n_tiles, n_items, G, SECTION, BN, D, BYTES,
                         Q_ROWS, K_ROWS, V_ROWS, WINDOW)),

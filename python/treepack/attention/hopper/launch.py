@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..triton.common import COLUMNS, ROWS, matrix_view
 from . import table
 from .dkv import dkv_kernel, sum_kernel
+from .dkv_wide import wide_dkv_kernel
 from .dq import dq_kernel
 from .forward import forward_kernel
 
@@ -69,7 +70,9 @@ class _Kernel:
             self.compiled[key] = self.function[(programs,)](*arguments, **constants, **table.OPTIONS)
 
 
-forward_launch, dq_launch, dkv_launch, sum_launch = map(_Kernel, (forward_kernel, dq_kernel, dkv_kernel, sum_kernel))
+forward_launch, dq_launch, dkv_launch, wide_dkv_launch, sum_launch = map(
+    _Kernel, (forward_kernel, dq_kernel, dkv_kernel, wide_dkv_kernel, sum_kernel)
+)
 
 
 class View(NamedTuple):
@@ -138,15 +141,15 @@ def forward(
     tiles = -(-out.shape[0] // 128)
     # Two groups of heads side by side fill the chip more evenly where both find their K and V in the cache.
     pairs = heads % (2 * group) == 0 and 2 * 2 * n * size * out.element_size() <= SECTION_BYTES
+    keys = table.forward_keys(size)
     queue = torch.zeros(1, dtype=torch.int32, device=out.device)
     forward_launch.launch(
         min(processors, tiles * heads), out,
-        [q.tiles(64), k.tiles(table.KEYS), v.tiles(table.KEYS), _target(out),
-         _tokens(subtree_end, n, table.KEYS), lse, subtree_end,
+        [q.tiles(64), k.tiles(keys), v.tiles(keys), _target(out), _tokens(subtree_end, n, keys), lse, subtree_end,
          subtree_end if sinks is None else sinks.float().contiguous(), list_rows, list_items, schedule, queue,
          scale, lse.stride(0), n, above, tiles, tiles * heads, group, (2 if pairs else 1) * group,
-         *_options(depth, n, table.KEYS, window, cap, softcap)],
-        {"D": size, "BN": table.KEYS, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None,
+         *_options(depth, n, keys, window, cap, softcap)],
+        {"D": size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None,
          "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
 
@@ -189,12 +192,13 @@ def dkv(
     n, kv_heads, size = dk.shape
     heads, above = q.tensor.shape[1], n - q.tensor.shape[0]
     group = heads // kv_heads
-    dkv_launch.launch(
-        len(items) - 1, q.tensor,
+    wide = size > table.WIDE  # then two programs an item
+    (wide_dkv_launch if wide else dkv_launch).launch(
+        (len(items) - 1) * (2 if wide else 1), q.tensor,
         [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk), _target(dv), *parts,
          *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
          scale, grad_scale, n, above, heads, group, *_options(depth, n, table.QUERIES, window, cap, softcap)],
-        {"D": size, "BM": table.QUERIES, "STAGES": table.QUERY_STAGES, **_layouts(sources), "WINDOW": window > 0,
+        {"D": size, "BM": table.QUERIES, "STAGES": table.query_stages(size), **_layouts(sources), "WINDOW": window > 0,
          "SOFTCAP": softcap},
     )  # fmt: skip
     slots = parts[0].shape[0]

@@ -10,22 +10,36 @@ from triton.experimental.gluon import language as gl
 
 from ..versions import COMPILE
 from .dkv import dkv_kernel
+from .dkv_wide import wide_dkv_kernel
 from .dq import dq_kernel
 from .forward import forward_kernel
 
 # 168 registers a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
 OPTIONS = {"num_warps": 4, "maxnreg": 168, **COMPILE}
-KEYS = 128  # key rows of a tile: forward
+KEYS = 128  # key rows of a tile: forward, dQ
+FEWER_KEYS = 64  # ... where 128 would not fit
+WIDE = 128  # larger heads: 64 key rows, one dK/dV accumulator a consumer
 STAGES = 2
 QUERIES = 64  # query rows of a tile: dK/dV
 QUERY_STAGES = 3
+WIDE_STAGES = 2  # of Q and dO: dK/dV of wide heads
 SUM_ROWS = 16  # key rows of a program that adds parts of dK and dV
 VECTOR = gl.NVMMASharedLayout(0, 32, 2)  # int32 or float32 rows of one tile
 
 
+def forward_keys(size: int) -> int:
+    """Key rows of a tile of the forward kernel."""
+    return FEWER_KEYS if size > WIDE else KEYS
+
+
 def dq_keys(size: int, options: bool) -> int:
     """Key rows of a tile of dQ: with a window or a cap (`options`) 128 would spill at D = 128 (256 and 456 bytes)."""
-    return 64 if size > 64 and options else KEYS
+    return FEWER_KEYS if size > WIDE or (size > 64 and options) else KEYS
+
+
+def query_stages(size: int) -> int:
+    """Buffers of Q and dO of dK/dV."""
+    return WIDE_STAGES if size > WIDE else QUERY_STAGES
 
 
 @functools.cache
@@ -49,11 +63,18 @@ def describe(name: str, size: int, dtype: str, variant: str):
     """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}) of one variant."""
     lay = matrix(size, dtype)
     rows, window, softcap = variant == "rows", variant in ("window", "options"), variant == "options"
-    block = {"forward": KEYS, "dq": dq_keys(size, window or softcap), "dkv": QUERIES}[name]
+    block = {"forward": forward_keys(size), "dq": dq_keys(size, window or softcap), "dkv": QUERIES}[name]
     half, keys = (None, (64, size), lay), (None, (block, size), lay)
     depths = {"depth_desc": ("i32", (1, block), VECTOR)} if window else {}
     options = {"WINDOW": window, "SOFTCAP": softcap}
-    constants = {"D": size, "BN": block, "STAGES": STAGES, "Q_ROWS": rows, "K_ROWS": rows, "V_ROWS": rows}
+    dkv = {"BM": QUERIES, "STAGES": query_stages(size)}
+    constants = {
+        "D": size,
+        **(dkv if name == "dkv" else {"BN": block, "STAGES": STAGES}),
+        "Q_ROWS": rows,
+        "K_ROWS": rows,
+        "V_ROWS": rows,
+    }
     if name == "forward":
         constants |= {"HAS_SINKS": variant == "sinks" or window, **options}
         descriptors = {
@@ -68,11 +89,10 @@ def describe(name: str, size: int, dtype: str, variant: str):
             "ends_desc": ("i32", (1, block), VECTOR),
         }  # fmt: skip
         return dq_kernel, constants, descriptors | depths
-    del constants["BN"]
-    constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES, **options}
+    constants |= options
     queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
     descriptors = {
         "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row,
         "dk_desc": half, "dv_desc": half,
     }  # fmt: skip
-    return dkv_kernel, constants, descriptors | depths
+    return wide_dkv_kernel if size > WIDE else dkv_kernel, constants, descriptors | depths
