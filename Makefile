@@ -158,6 +158,10 @@ bench-ranges: build $(STAMPS)/group-bench ## Tokens within a budget against tree
 	mkdir -p benches/results
 	$(BIN)/python benches/bench_ranges.py $(ARGS) | tee benches/results/ranges.txt
 
+bench-shards: build $(STAMPS)/group-bench ## One tree over 2 to 16 ranks: balance, rows, bytes on the wire, counted; keeps benches/results/shards.txt
+	mkdir -p benches/results
+	$(BIN)/python benches/bench_shards.py $(ARGS) | tee benches/results/shards.txt
+
 bench-gpu: ## Tree attention against its peers on a CUDA device (GPU_PYTHON=python3 ARGS='--tree agent9k'); keeps benches/results/gpu_attention.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_scatter.py | tee benches/results/gpu_scatter.txt

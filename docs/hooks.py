@@ -2,7 +2,8 @@
 
 A link such as `../benches/README.md` is right in the repository and leads out of the site. Every file that is linked
 this way is shown under `repository/`: Markdown as a page, anything else as a block of code. Comments that are meant
-for the tests of the pages alone (`tests/docs/doc_blocks.py`) are left out of the site.
+for the tests of the pages alone (`tests/docs/doc_blocks.py`) are left out of the site. In tables, names may break after
+an underscore and the like, so that a table fits a phone without breaking a word.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ FOLDER = "repository"
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "benches/README.md")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"^<!-- (?:skip|invisible-code).*?-->\n?", re.DOTALL | re.MULTILINE)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+JOINT = re.compile(r"(?<=\w)([_./,=(\[]|::)(?=\w)|(?<=\w)(?=\[\])")
+# What the search lists first: pages that answer a task, then the others, last those about the project.
+BOOST = {"reference/": 0.5, "repository/": 0.3, "kernel-log": 0.3, "house": 0.3, "releasing": 0.5}
+TASKS = ("Start", "Train")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".rs": "rust"}
 
 
@@ -38,10 +45,18 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as the site has them, and no comments for tests."""
+    """Links as the site has them, no comments for tests, and the page's weight in the search."""
     here = page.file.src_uri
+    weights = [weight for name, weight in BOOST.items() if here.startswith(name)]
+    task = any(section.title in TASKS for section in page.ancestors)
+    page.meta["search"] = {"boost": weights[0] if weights else 3.0 if task else 1.0}
     source = source_of(here)
     return LINK.sub(lambda found: link(found, source, here), COMMENT.sub("", markdown))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Names in tables with places to break. Of the page when it is done: the search index has the names whole."""
+    return TABLE.sub(lambda table: CODE.sub(lambda name: JOINT.sub(r"\1<wbr>", name[0]), table[0]), output)
 
 
 def link(found: re.Match[str], source: str, here: str) -> str:

@@ -20,23 +20,70 @@ pub struct PackError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     Empty,
-    ColumnLength { column: String, has: usize, tokens: usize },
-    Overlong { has: u64, unit: &'static str, limit: &'static str, allowed: u64 },
-    KeptSum { ids: usize, sum: u64 },
-    Columns { has: String, needed: String },
+    ColumnLength {
+        column: String,
+        has: usize,
+        tokens: usize,
+    },
+    /// `needs` is the smallest budget that takes the sample: what it has, with its padding.
+    Overlong {
+        has: u64,
+        unit: &'static str,
+        limit: &'static str,
+        allowed: u64,
+        needs: u64,
+    },
+    KeptSum {
+        ids: usize,
+        sum: u64,
+    },
+    Columns {
+        has: String,
+        needed: String,
+    },
 
-    TokenId { id: i64, max: u64 },
-    MaskValue { value: u8 },
-    KeptCount { count: i32 },
-    KeptMissing { other: usize },
-    KeptTarget { id: i64 },
-    KeptDuplicate { id: i32 },
-    KeptId { id: i32, max: u64 },
+    TokenId {
+        id: i64,
+        max: u64,
+    },
+    MaskValue {
+        value: u8,
+    },
+    KeptCount {
+        count: i32,
+    },
+    KeptMissing {
+        other: usize,
+    },
+    KeptTarget {
+        id: i64,
+    },
+    KeptDuplicate {
+        id: i32,
+    },
+    KeptId {
+        id: i32,
+        max: u64,
+    },
 
-    ColumnCount { column: String, has: usize, samples: usize },
-    TooMany { what: &'static str, has: u64 },
-    Memory { bytes: u64, error: String },
-    Option { option: &'static str, got: String, allowed: String },
+    ColumnCount {
+        column: String,
+        has: usize,
+        samples: usize,
+    },
+    TooMany {
+        what: &'static str,
+        has: u64,
+    },
+    Memory {
+        bytes: u64,
+        error: String,
+    },
+    Option {
+        option: &'static str,
+        got: String,
+        allowed: String,
+    },
 }
 
 impl Fault {
@@ -60,13 +107,21 @@ impl Fault {
         }
     }
 
+    /// The smallest value of that option that takes the sample.
+    pub fn needs(&self) -> Option<u64> {
+        match self {
+            Fault::Overlong { needs, .. } => Some(*needs),
+            _ => None,
+        }
+    }
+
     pub fn words(&self) -> Words {
         match self {
             Fault::Empty => Words::plain("input_ids is empty; a sample needs at least one token".to_string()),
             Fault::ColumnLength { column, has, tokens } => {
                 Words::plain(format!("{column} has {has} rows; input_ids has {tokens} tokens, so {tokens} are needed"))
             }
-            Fault::Overlong { has, unit, limit, allowed } => {
+            Fault::Overlong { has, unit, limit, allowed, .. } => {
                 Words::plain(format!("it has {has} {unit}; {limit}={allowed} is the most a tree may hold"))
             }
             Fault::KeptSum { ids, sum } => {

@@ -22,6 +22,8 @@ pub struct Limits {
     pub tokens: u32,
     pub terms: u32,
     pub kept: u32,
+    /// Positions come in multiples of it.
+    pub multiple: u64,
 }
 
 /// More than any job has; a bound on the dummies that one sample can cause.
@@ -84,6 +86,7 @@ impl Options {
             tokens: (tokens - tokens % multiple) as u32,
             terms: self.max_terms.unwrap_or(MAX_INDEX).min(MAX_INDEX) as u32,
             kept: self.max_kept.unwrap_or(MAX_INDEX).min(MAX_INDEX) as u32,
+            multiple,
         })
     }
 

@@ -1,4 +1,4 @@
-"""What messages call a page: its address where the package's metadata has one, else the file."""
+"""What messages call a page: its address where the package's metadata leads to one, else the file."""
 
 from email.message import Message
 from pathlib import Path
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def metadata(*urls):
     found = Message()
+    found["Version"] = "0.2.0"
     for url in urls:
         found["Project-URL"] = url
     return lambda name: found
@@ -24,8 +25,15 @@ def test_by_address(monkeypatch):
     assert _pages.page("kernel", "tiles") == "https://example.org/docs/kernel.html#tiles"
 
 
+def test_without_a_site(monkeypatch):
+    """The file of this version, where the repository shows it."""
+    monkeypatch.setattr(_pages, "metadata", metadata("Repository, https://example.org/code/"))
+    assert _pages.page("cli") == "https://example.org/code/blob/v0.2.0/docs/cli.md"
+    assert _pages.page("cli", "exit-codes") == "https://example.org/code/blob/v0.2.0/docs/cli.md#exit-codes"
+
+
 def test_without_an_address(monkeypatch):
-    monkeypatch.setattr(_pages, "metadata", metadata("Repository, https://example.org/code"))
+    monkeypatch.setattr(_pages, "metadata", metadata())
     assert _pages.page("cli", "x") == "docs/cli.md in treepack's repository"
 
     def missing(name):

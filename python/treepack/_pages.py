@@ -1,4 +1,4 @@
-"""A page of the documentation to what a message calls it: its address, where the package's metadata has one."""
+"""A page of the documentation to what a message calls it: its address, where the package's metadata leads to one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from importlib.metadata import PackageNotFoundError, metadata
 def page(name: str, part: str = "") -> str:
     """The address of a page, `page("cli")`, or of a part of it, `page("cli", "exit-codes")`.
 
-    The site is the project URL "Documentation" of the package (pyproject.toml). Without one it is the file in the
-    repository.
+    By the project URLs of the package (pyproject.toml): on the site, "Documentation"; without one as the file at this
+    version's tag in the "Repository"; without either by the file's name.
     """
-    site = _site()
-    if site is None:
-        return f"docs/{name}.md in treepack's repository"
-    return f"{site.rstrip('/')}/{name}.html" + (f"#{part}" if part else "")
+    named, version = _addresses()
+    anchor = f"#{part}" if part else ""
+    if "Documentation" in named:
+        return f"{named['Documentation'].rstrip('/')}/{name}.html{anchor}"
+    if "Repository" in named:
+        return f"{named['Repository'].rstrip('/')}/blob/v{version}/docs/{name}.md{anchor}"
+    return f"docs/{name}.md in treepack's repository"
 
 
-def _site() -> str | None:
+def _addresses() -> tuple[dict[str, str], str]:
+    """The project URLs by their labels, and the version."""
     try:
-        urls = metadata("treepack").get_all("Project-URL") or []
+        found = metadata("treepack")
     except PackageNotFoundError:  # run from a folder, not installed
-        return None
-    named = dict(url.split(", ", 1) for url in urls if ", " in url)
-    return named.get("Documentation")
+        return {}, ""
+    urls = found.get_all("Project-URL") or []
+    return dict(url.split(", ", 1) for url in urls if ", " in url), found["Version"]

@@ -44,6 +44,7 @@ class _Refusal(Exception):
         against: tuple[int, str] | None = None,
         remedy: str = "",
         budget: str | None = None,
+        needs: int | None = None,
         source: str = "",
         called: str = "sample {}",
         joint: str = ": ",
@@ -67,6 +68,8 @@ class _Refusal(Exception):
         """What to do about it, or ''."""
         self.budget = budget
         """The option whose budget the sample breaks, say "max_tokens"; None for all other errors."""
+        self.needs = needs
+        """The smallest value of that option that takes the sample, padding included; None where there is none."""
         self.source = source
         """Where the samples are from, say the name of a file, or ''."""
         self._head, self._tail, self._token_as = head, tail, token_as
@@ -131,6 +134,7 @@ class PackError(_Refusal, ValueError):
         detail: what is wrong, without sample and token.
         remedy: what to do about it, or ''.
         budget: the option whose budget the sample breaks, say "max_tokens"; None for all other errors.
+        needs: the smallest value of that option that takes the sample, padding included; None for all other errors.
         source: where the samples are from, say the name of a file, or ''.
 
     The text is made from these when it is asked for. A `TypeError` of a sample has the same attributes.

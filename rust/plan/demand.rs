@@ -24,12 +24,13 @@ impl Demand<'_> {
     /// Why a sample fits no tree at all, if so.
     pub fn overlong(&self, sample: usize, limits: &Limits) -> Option<PackError> {
         let [tokens, terms, kept] = self.need(sample as u32);
-        let over = |has: u32, unit, limit, allowed: u32| {
+        let over = |has: u32, unit, limit, allowed: u32, multiple| {
             let (has, allowed) = (has as u64, allowed as u64);
-            (has > allowed).then(|| Fault::Overlong { has, unit, limit, allowed }.in_sample(sample))
+            let fault = || Fault::Overlong { has, unit, limit, allowed, needs: has.next_multiple_of(multiple) };
+            (has > allowed).then(|| fault().in_sample(sample))
         };
-        over(tokens, "tokens", "max_tokens", limits.tokens)
-            .or_else(|| over(terms, "terms", "max_terms", limits.terms))
-            .or_else(|| over(kept, "kept ids", "max_kept", limits.kept))
+        over(tokens, "tokens", "max_tokens", limits.tokens, limits.multiple)
+            .or_else(|| over(terms, "terms", "max_terms", limits.terms, 1))
+            .or_else(|| over(kept, "kept ids", "max_kept", limits.kept, 1))
     }
 }

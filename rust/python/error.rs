@@ -33,6 +33,7 @@ fn object<'py>(py: Python<'py>, error: &PackError) -> PyResult<Bound<'py, PyAny>
     fields.set_item("sample", error.sample)?;
     fields.set_item("token", error.token)?;
     fields.set_item("budget", error.fault.budget())?;
+    fields.set_item("needs", error.fault.needs())?;
     if token_as.is_empty() {
         return pack_error(py)?.call((head,), Some(&fields));
     }

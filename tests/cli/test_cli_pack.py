@@ -135,7 +135,11 @@ def test_skipped_samples_are_reported(treepack, file, tmp_path):
     ("arguments", "parts"),
     [
         (["none.parquet"], ["none.parquet", "no such file"]),
-        (["FILE", "--max-tokens", "10"], ["sample 0: it has", "max_tokens=10", "--overlong skip"]),
+        (
+            ["FILE", "--max-tokens", "10"],
+            ["sample 0: it has", "max_tokens=10", "raise --max-tokens to ", "overlong skip"],
+        ),
+        (["FILE", "--max-terms", "1"], ["sample 0: it has", "max_terms=1", "raise --max-terms to ", " or more"]),
         (["FILE", "--max-tokens", "0"], ["--max-tokens"]),
         (["FILE", "--placement", "random"], ["--placement", "random", "stream"]),
         (["FILE", "--column", "input_ids"], ["--column input_ids", "NAME=COLUMN"]),

@@ -183,4 +183,4 @@ def test_a_pair_that_is_too_long_in_the_words_of_the_command_line(tmp_path, caps
     assert run(["pack", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "out"), "--pairs", "--max-tokens", "4"]) == 2
     err = capsys.readouterr().err
     assert "pair 0: chosen and rejected have 6 tokens" in err
-    assert "raise --max-tokens, or leave such pairs out with --overlong skip" in err
+    assert "raise --max-tokens to 6 or more, or leave such pairs out with --overlong skip" in err

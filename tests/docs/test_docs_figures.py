@@ -15,6 +15,7 @@ TRL = ROOT / "docs" / "migrating-trl.md"
 AREAL = ROOT / "docs" / "migrating-areal.md"
 VERL = ROOT / "docs" / "migrating-verl.md"
 RANGES = ROOT / "docs" / "ranges.md"
+SHARDS = ROOT / "docs" / "shards.md"
 PLACEMENT = ROOT / "docs" / "placement.md"
 OFFLINE = ROOT / "docs" / "offline.md"
 KERNEL = ROOT / "docs" / "kernel.md"
@@ -24,10 +25,19 @@ BENCHES = ROOT / "benches" / "README.md"
 
 def rows(page, heading, column=""):
     """The cells of the first table below a heading (that has such a column), without its first two lines."""
+    return table(page, heading, column)[1:]
+
+
+def columns(page, heading):
+    """The columns of the first table below a heading, with their heads, without the column of the names."""
+    return [list(cells) for cells in zip(*table(page, heading), strict=True)][1:]
+
+
+def table(page, heading, column=""):
     text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]
     tables = (found[0].splitlines() for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE))
-    table = next(lines for lines in tables if column in lines[0])
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    head, _, *lines = next(lines for lines in tables if column in lines[0])
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in (head, *lines)]
 
 
 def box(name):
@@ -94,7 +104,8 @@ def attention(tree, file="gpu_attention.txt"):
 
 @pytest.mark.parametrize("row", rows(DECIDE, "Attention"), ids=lambda row: row[0])
 def test_attention(row):
-    tree, faster, ratio, raw, n, triton, fa4, alone = row
+    tree, faster, ratio, triton, fa4, alone, sizes = row
+    raw, n = sizes.split(" / ")
     positions, tokens, times = attention(tree)
     assert (number(n), number(raw)) == (positions, tokens)
     assert ratio == f"{tokens / positions:.2f}"
@@ -104,7 +115,7 @@ def test_attention(row):
 
 @pytest.mark.parametrize("row", rows(FLEX, "What it saves"), ids=lambda row: row[0])
 def test_flex(row):
-    tree, n, flex, triton, slower, metadata = row
+    tree, slower, flex, triton, metadata, n = row
     positions, _, times = attention(
         tree, "gpu_peers.txt"
     )  # of before the Hopper kernels: its `triton` is the portable one
@@ -113,9 +124,20 @@ def test_flex(row):
     assert metadata == f"{times['flex'][2]}, {times['triton'][2]}"
 
 
-@pytest.mark.parametrize("row", rows(DECIDE, "A whole training step"), ids=lambda row: row[0])
-def test_step(row):
-    name, faster, padded, peaks, share, raw, packed, tokens, flops, *times = row
+STEPS = zip(
+    rows(DECIDE, "A whole training step", "peak GiB"),
+    rows(DECIDE, "A whole training step", "of the FLOP ratio"),
+    strict=True,
+)
+
+
+@pytest.mark.parametrize(("ratios", "times"), list(STEPS), ids=lambda row: row[0])
+def test_step(ratios, times):
+    """A row of each of the two tables."""
+    name, faster, padded, peaks = ratios
+    again, share, flops, tokens, *times, sizes = times
+    raw, packed = sizes.split(" / ")
+    assert again == name
     text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
     head = re.search(
         rf"^{name}: .*?N ([\d,]+) of ([\d,]+) raw.*?token ratio ([\d.]+), FLOP ratio ([\d.]+)\n((?:  .*\n)+)",
@@ -156,7 +178,8 @@ def test_sentences():
 
 @pytest.mark.parametrize("row", rows(README, "Measured"), ids=lambda row: row[0])
 def test_pack(row):
-    label, samples, raw, budget, packed, ms, ratio = row
+    label, ms, ratio, sizes, packed, budget = row
+    raw, samples = sizes.removesuffix(")").split(" (")
     synthetic = {"synthetic agent": "agent", "synthetic multi-turn": "multi_turn"}
     name = synthetic.get(label) or re.search(r"`(\w+)`", label)[1]
     (found,) = (other for other in box("pack.txt") if other[:4] == [name, samples, raw, budget])
@@ -179,7 +202,7 @@ def test_pack_sentences():
 def test_placement(row):
     found = next(other for other in box("placement.txt") if other[0] == row[0])  # the first box is that of the tokens
     peers = sorted(found[1:4], key=lambda cell: number(cell.split()[0]))
-    assert row[1:] == [peers[0], found[7], found[8]]
+    assert row[1:] == [found[7], peers[0], found[8]]
 
 
 def test_scaling():
@@ -199,8 +222,8 @@ PEERS = {
     "`fa4`": ("gpu_peers.txt", "fa4"),
     "`flex`, compiled, our tile lists": ("gpu_peers.txt", "flex"),
     "AReaL's kernel (bit mask)": ("gpu_peers.txt", "areal"),
-    "K/V gathered per path, FlashAttention-2 varlen": ("gpu_peers.txt", "gathered"),
-    "each sample alone, FlashAttention-2 varlen": ("gpu_peers.txt", "alone"),
+    "K/V gathered per path, FA2 varlen": ("gpu_peers.txt", "gathered"),
+    "each sample alone, FA2 varlen": ("gpu_peers.txt", "alone"),
 }
 
 
@@ -228,9 +251,9 @@ def test_trl(row):
 
 
 def test_step_sentences():
-    table = {row[0]: row for row in rows(DECIDE, "A whole training step")}
-    times = {name: f"{float(row[1]):.1f}" for name, row in table.items()}
-    peaks = table["comb60"][3].split(" / ")
+    steps = {row[0]: row for row in rows(DECIDE, "A whole training step")}
+    times = {name: f"{float(row[1]):.1f}" for name, row in steps.items()}
+    peaks = steps["comb60"][3].split(" / ")
     assert says(README, f"{times['comb60']} times faster on 60 samples")
     assert says(README, f"with {peaks[0]} instead of {peaks[1]} GiB at the peak")
     assert says(README, f"{times['agent9k']} times on 8 answers")
@@ -241,7 +264,7 @@ def test_step_sentences():
     assert says(BENCHES, f"{times['docs16k']} to {most} times faster")
     assert says(ROOT / "docs" / "integrations.md", f"{times['docs16k']} to {most} times, by how much is shared")
     text = (RESULTS / "gpu_model.txt").read_text(encoding="utf-8")
-    padded = [float(row[2]) for row in table.values()]
+    padded = [float(row[2]) for row in steps.values()]
     assert says(DECIDE, f"takes {min(padded):.2f} to {max(padded):.2f} times as long as the packed step")
     host = re.findall(r"pack ([\d.]+) \+ copy ([\d.]+) ms = ([\d.]+)%", text)
     pack, copy, share = ([float(row[i]) for row in host] for i in range(3))
@@ -250,14 +273,16 @@ def test_step_sentences():
     assert says(DECIDE, f"together at most {max(share):.2f} % of a step")
 
 
-@pytest.mark.parametrize("row", rows(AREAL, "What it saves"), ids=lambda row: f"{row[0]}-{row[1]}")
+@pytest.mark.parametrize("row", rows(AREAL, "What it saves"), ids=lambda row: f"{row[0]}-{row[-1]}")
 def test_areal(row):
+    name, budget, *figures, trees, sizes = row
+    raw, samples = sizes.removesuffix(")").split(" (")
     host = [other for other in box("areal.txt") if len(other) == 17]
     masks = [other for other in box("areal.txt") if len(other) == 9]
-    (index,) = (i for i, other in enumerate(host) if other[:2] == [row[0].strip("`"), row[1]])
+    (index,) = (i for i, other in enumerate(host) if other[:2] == [name.strip("`"), samples])
     found, mask = host[index], masks[index]
-    assert row[2:5] == found[2:5]
-    assert row[5:] == [
+    assert [raw, budget, trees] == found[2:5]
+    assert figures == [
         f"{found[6]} s / {found[7]} ms",
         f"{found[14]} s / {found[15]} ms",
         f"{mask[3]} MiB / {mask[4]} KiB",
@@ -272,16 +297,16 @@ def test_areal_sentences():
     assert says(AREAL, f"ask for, {min(spans)} to {max(spans)} times.")
 
 
-@pytest.mark.parametrize("row", rows(OFFLINE, "Cost"), ids=lambda row: row[0])
-def test_offline(row):
-    (found,) = (other for other in box("offline.txt") if other[0] == row[0].replace("`", "") and len(other) > 8)
-    assert row[1:] == [found[i] for i in (1, 2, 3, 5, 7, 9, 10, 13)]
+@pytest.mark.parametrize("column", columns(OFFLINE, "Cost"), ids=lambda column: column[0])
+def test_offline(column):
+    (found,) = (other for other in box("offline.txt") if other[0] == column[0].replace("`", "") and len(other) > 8)
+    assert column[1:] == [found[i] for i in (3, 5, 7, 9, 10, 13, 2, 1)]
 
 
-@pytest.mark.parametrize("row", rows(OFFLINE, "Windows"), ids=lambda row: row[0])
-def test_offline_windows(row):
-    (found,) = (other for other in box("offline.txt") if other[0] == row[0].replace("`", "") and len(other) == 8)
-    assert row[1:] == found[1:]
+@pytest.mark.parametrize("column", columns(OFFLINE, "Windows"), ids=lambda column: column[0])
+def test_offline_windows(column):
+    (found,) = (other for other in box("offline.txt") if other[0] == column[0].replace("`", "") and len(other) == 8)
+    assert column[1:] == [*found[2:], found[1]]
 
 
 def test_offline_memory():
@@ -311,8 +336,8 @@ def most(gpu, place, feature=""):
 def test_other_gpus(row):
     gpu = row[0].split()[0]
     (memory,) = {figures[4] for figures in compiled(gpu, tritons.RELEASES[0]).values()}
-    assert row[1] == f"{memory:,}"
-    assert row[2:] == [most(gpu, 3), most(gpu, 1), most(gpu, 2, "plain"), most(gpu, 2, "all")]
+    spilled = [most(gpu, 2, "plain"), most(gpu, 2, "all")]
+    assert row[1:] == [most(gpu, 3), f"{memory:,}", *spilled, most(gpu, 1)]
 
 
 @pytest.mark.parametrize("row", rows(KERNEL, "Portable kernels", "Triton"), ids=lambda row: f"{row[0]}-{row[1]}")
@@ -325,15 +350,14 @@ def test_portable_on_hopper(row):
             assert cell == f"{block_m}x{block_n} w{warps} s{stages}: {registers}, {spills}, {shared:,}"
 
 
-@pytest.mark.parametrize("row", rows(BUDGET, "What a budget takes"), ids=lambda row: row[0])
-def test_peaks(row):
-    model, *peaks, weights = row
+@pytest.mark.parametrize("column", columns(BUDGET, "What a budget takes"), ids=lambda column: column[0])
+def test_peaks(column):
+    model, weights, *peaks = column
     text = (RESULTS / "gpu_memory.txt").read_text(encoding="utf-8")
     lines = [line.split() for line in text.splitlines()]
     assert [model, weights, *peaks] in lines
     (head,) = (line for line in lines if line[:2] == ["model", "weights"])
-    shown = next(line for line in BUDGET.read_text(encoding="utf-8").splitlines() if line.startswith("| model |"))
-    assert [cell.strip() for cell in shown.strip("|").split("|")][1:-1] == head[3:]
+    assert [row[0] for row in rows(BUDGET, "What a budget takes")][1:] == head[3:]
 
 
 def test_what_ranges_save():
@@ -341,5 +365,29 @@ def test_what_ranges_save():
     measured = {(row[0], row[1]): row[2:8] for row in box("ranges.txt")}
     shown = rows(RANGES, "What it costs", column="distinct")
     assert len(shown) == 12
+    for name, fewer, tokens, distinct, *figures in shown:
+        assert [tokens, distinct, fewer, *figures] == measured[tuple(name.replace("`", "").split(", "))], name
+
+
+def shards(columns):
+    """{(set, ranks): cells} of the box with so many columns."""
+    found = [row for row in box("shards.txt") if len(row) == columns]
+    place = {13: 2, 11: 3}[columns]
+    return {(row[0], row[place]): row for row in found}
+
+
+def test_rows_over_ranks():
+    """Both tables of the page are lines of the kept output, for 8 ranks."""
+    counted, passed = shards(13), shards(11)
+    shown = rows(SHARDS, "What it costs", column="received")
+    assert len(shown) == 6
     for name, *figures in shown:
-        assert figures == measured[tuple(name.replace("`", "").split(", "))], name
+        row = counted[name.strip("`"), "8"]
+        assert figures == [row[at] for at in (1, 4, 5, 6, 9, 10, 12)], name
+    shown = rows(SHARDS, "What it costs", column="Ulysses")
+    assert len(shown) == 6
+    for name, *figures in shown:
+        row = passed[name.strip("`"), "8"]
+        assert figures == [row[at] for at in (2, 4, 5, 7, 8)], name
+    worst = max((row[at] for row in counted.values() for at in (3, 11)), key=float)
+    assert says(SHARDS, f"The slowest rank has at most {worst} times the mean work")

@@ -284,8 +284,30 @@ def test_a_budget_that_a_sample_breaks_is_named():
     assert error_of(treepack.pack, [SETS], max_tokens=8, max_terms=1).budget == "max_terms"
     assert error_of(treepack.pack, [SETS], max_tokens=8, max_kept=1).budget == "max_kept"
     assert error_of(treepack.pack, [{"input_ids": []}], max_tokens=8).budget is None
+    assert error_of(treepack.pack, [{"input_ids": []}], max_tokens=8).needs is None
     packed = treepack.pack([SETS, SETS], max_tokens=2, overlong="skip")
     assert packed.skipped[1] == (1, 3, "sample 1: it has 3 tokens; max_tokens=2 is the most a tree may hold")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 2},
+        {"max_tokens": 3, "pad_to_multiple_of": 2},
+        {"max_tokens": 8, "max_terms": 1},
+        {"max_tokens": 8, "max_kept": 1},
+    ],
+)
+def test_the_budget_that_would_do(options):
+    """`needs` takes the sample, and one less does not."""
+
+    def add(samples, **options):
+        treepack.Packer(**options).add(*samples)
+
+    for call in (treepack.pack, add):
+        error = error_of(call, [SETS], **options)
+        call([SETS], **options | {error.budget: error.needs})
+        assert error_of(call, [SETS], **options | {error.budget: error.needs - 1}).budget == error.budget
 
 
 def test_columns_per_position_on_which_samples_disagree():

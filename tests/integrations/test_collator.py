@@ -92,8 +92,12 @@ def test_options():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(PackError, match="needs 2 trees of 4 positions"):
-        DataCollatorForTreePacking(max_tokens=4, train_all=True)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6]}])
+    batch = [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 5, 6]}]
+    with pytest.raises(PackError, match=r"needs 2 trees of 4 positions; .* raise max_tokens to 5 or more"):
+        DataCollatorForTreePacking(max_tokens=4, train_all=True)(batch)
+    assert DataCollatorForTreePacking(max_tokens=5, train_all=True)(batch)["tree"].num_tokens == 5
+    with pytest.raises(PackError, match="raise max_tokens to 8 or more"):
+        DataCollatorForTreePacking(max_tokens=4, pad_to_multiple_of=4, train_all=True)(batch)
     with pytest.raises(PackError, match="no samples"):
         DataCollatorForTreePacking()([])
     with pytest.raises(TypeError, match="sample 0 is a str; a batch is a list of dicts"):

@@ -174,6 +174,11 @@ def test_a_column_that_is_named_like_a_sample(name):
         )
     assert (error.value.sample, error.value.budget) == (7, "max_tokens")
     assert error.value.detail == "chosen and rejected have 5 tokens, their common prefix once; a tree holds 4"
+    assert error.value.needs == 5
+    assert error.value.remedy == "raise max_tokens to 5 or more, or leave such pairs out with overlong='skip'"
+    padded = offline.Options(max_tokens=4, pairs=True, pad_to_multiple_of=4)
+    with pytest.raises(PackError, match="raise max_tokens to 8 or more"):
+        pack_pairs([Pair(*({"input_ids": [1, 2, 3, at]} for at in (4, 5)))], padded, 7)
 
 
 # ------------------------------------------------------------------------------------------------------------- files

@@ -6,6 +6,7 @@ sample 2   8 9                8 ─ 9                        [8, 10) without anc
 """
 
 import pickle
+import re
 
 import naive
 import numpy as np
@@ -59,6 +60,13 @@ def test_the_tree_is_that_without_a_budget_and_the_cut_the_cheapest(samples, bra
             treepack.pack(as_arrays(samples), **options)
         says(error, f"max_tokens={max_tokens}", f"max_ancestors={max_ancestors}", "sample")
         assert len(samples[error.value.sample]["input_ids"]) > max_ancestors
+        tokens, ancestors = map(int, re.findall(r"to (\d+)", str(error.value)))
+        assert error.value.needs == ancestors
+        whole = forest.trees[0]
+        assert naive.cheapest_cut(whole, tokens, max_ancestors) is not None
+        assert naive.cheapest_cut(whole, max_tokens, ancestors) is not None
+        assert naive.cheapest_cut(whole, tokens - 1, max_ancestors) is None
+        assert naive.cheapest_cut(whole, max_tokens, ancestors - 1) is None
         return
     packed = treepack.pack(as_arrays(samples), **options)
     assert_same(packed, forest, branching)
@@ -95,7 +103,8 @@ def test_ranges_travel():
 def test_no_way_to_cut():
     with pytest.raises(treepack.PackError) as error:
         treepack.pack([{"input_ids": [9, 9]}, {"input_ids": np.arange(100)}], max_tokens=20, cut=True, max_ancestors=30)
-    says(error, "sample 1: 70 rows lie below its first 30 tokens", "max_tokens=20", "max_ancestors=30", "raise one")
+    says(error, "sample 1: 70 rows lie below its first 30 tokens", "max_tokens=20", "max_ancestors=30")
+    says(error, "raise max_tokens to 70 or max_ancestors to 80")
     assert error.value.budget == "max_ancestors"
     (tree,) = treepack.pack([{"input_ids": np.arange(100)}], max_tokens=20, cut=True, max_ancestors=80)
     assert max(len(x.ancestors) for x in tree.ranges) == 80

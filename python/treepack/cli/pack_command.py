@@ -143,10 +143,9 @@ def _for_command_line(error: PackError | PackTypeError, file: str, pairs: bool) 
         error.source = f"{file}: {error.source}" if error.source else file
     if isinstance(error, NonFiniteError):
         error.remedy = "leave such samples out, train other tokens, or keep them with --non-finite-log-probs keep"
-    elif error.budget is not None and pairs:
-        error.remedy = "raise --max-tokens, or leave such pairs out with --overlong skip"
     elif error.budget is not None:
-        error.remedy = "raise it, or leave such samples out with --overlong skip"
+        what, option = "pairs" if pairs else "samples", "--" + error.budget.replace("_", "-")
+        error.remedy = f"raise {option} to {error.needs} or more, or leave such {what} out with --overlong skip"
 
 
 class _Bar:

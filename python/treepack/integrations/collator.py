@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..distributed.foreign import refuse_foreign
 from ..errors import PackError, PackTypeError, listed
 from ..packing import pack
 from ..packing.options import Branching, Order, PackOptions
@@ -74,8 +75,10 @@ class DataCollatorForTreePacking:
         Raises:
             PackError: no features, features without `completion_mask`, more than fit `max_tokens` positions, or what
                 `treepack.pack` refuses.
+            ValueError: Trainer runs under accelerate's sequence or context parallelism, which would cut the batch.
             TypeError: a value of the wrong type.
         """
+        refuse_foreign()
         for i, feature in enumerate(features):
             if not isinstance(feature, Mapping):
                 raise PackTypeError(
@@ -95,9 +98,11 @@ class DataCollatorForTreePacking:
         options = PackOptions.of({**vars(self), "max_tokens": limit})
         packed = pack(samples, **options.pack_keywords())
         if len(packed) != 1:
+            (whole,) = pack(samples, **{**options.pack_keywords(), "max_tokens": 2**31 - 1})
             raise PackError(
                 f"the batch of {len(samples)} samples needs {len(packed)} trees of {limit} positions; one forward "
-                "takes one: lower per_device_train_batch_size, raise max_tokens, or use treepack.Packer in the dataset"
+                f"takes one: lower per_device_train_batch_size, raise max_tokens to {whole.num_tokens} or more, or use "
+                "treepack.Packer in the dataset"
             )
         return tree_batch(packed[0])
 

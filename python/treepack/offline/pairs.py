@@ -54,7 +54,8 @@ def pack_pairs(pairs: Sequence[Pair], options: Options, start: int = 0) -> tuple
     Raises PackError for a pair that cannot be packed, with its number.
     """
     made = [samples_of(_ready(pair, start + number)) for number, pair in enumerate(pairs)]
-    room = options.max_tokens // (options.pad_to_multiple_of or 1) * (options.pad_to_multiple_of or 1)
+    multiple = options.pad_to_multiple_of or 1
+    room = options.max_tokens // multiple * multiple
     paths, numbers, skipped = [], [], 0
     for number, (chosen, rejected) in enumerate(made):
         path = _path(chosen, rejected, options.branching == "label")
@@ -65,12 +66,14 @@ def pack_pairs(pairs: Sequence[Pair], options: Options, start: int = 0) -> tuple
         elif options.overlong == "skip":
             skipped += 1
         else:
+            needs = -(-tokens // multiple) * multiple
             raise PackError(
                 f"chosen and rejected have {tokens} tokens, their common prefix once; a tree holds {room}",
                 sample=start + number,
                 called="pair {}",
                 budget="max_tokens",
-                remedy="raise max_tokens, or leave such pairs out with overlong='skip'",
+                needs=needs,
+                remedy=f"raise max_tokens to {needs} or more, or leave such pairs out with overlong='skip'",
             )
     keywords = options.pack_keywords()
     try:

@@ -10,6 +10,7 @@ from .. import _core
 from ..inputs import column_checks
 from ..inputs.columns import Inputs
 from ..inputs.reader import Readers
+from ..tree.mesh import Mesh, number_of
 from ..tree.packed import Packed
 from .options import BatchOptions
 
@@ -28,7 +29,7 @@ def pack(
     placement: Literal["shared", "first_fit"] = "shared",
     overlong: Literal["raise", "skip"] = "raise",
     pad_to_multiple_of: SupportsIndex | None = None,
-    ranks: SupportsIndex = 1,
+    ranks: SupportsIndex | Mesh = 1,
     cut: bool = False,
     max_ancestors: SupportsIndex | None = None,
     per_token: Sequence[str] = (),
@@ -63,7 +64,8 @@ def pack(
         overlong: a sample that fits no tree raises, or is skipped and listed in `packed.skipped`.
         pad_to_multiple_of: pad each tree to a multiple of this.
         ranks: trees come in micro-batches of this many, one for each rank, none without a sample as long as there are
-            enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`.
+            enough samples, balanced by attention work plus a linear term; see `Packed.for_rank`. Or the dimension of
+            a torch DeviceMesh over which data parallelism goes, `mesh["dp"]`.
         cut: one tree of all samples (of each rank), cut into ranges of at most `max_tokens` rows (`tree.ranges`), which
             `RangeRunner` runs one by one: no token is there twice, and a sample may be longer than `max_tokens`. See
             docs/ranges.md.
@@ -83,6 +85,7 @@ def pack(
     (array([1, 2, 3, 4]), array([4, 4, 3, 4], dtype=int32))
     """
     start = perf_counter()
+    ranks = number_of(ranks)
     options = BatchOptions.of(locals())
     keywords = options.for_rust()
     reader = _readers.get_reader(samples)

@@ -16,6 +16,7 @@ from ..inputs.columns import GROUP, Format, Inputs
 from ..inputs.convert import Array, plain
 from ..inputs.lookalikes import Suspect
 from ..inputs.reader import Reader
+from ..tree.mesh import Mesh, number_of
 from ..tree.packed import Packed, Skipped, Stats
 from ..tree.tree import HostTree
 from .options import PackOptions
@@ -53,8 +54,9 @@ class Packer:
         order: Literal["largest_first", "first_seen"] = "largest_first",
         overlong: Literal["raise", "skip"] = "raise",
         pad_to_multiple_of: SupportsIndex | None = None,
-        ranks: SupportsIndex = 1,
+        ranks: SupportsIndex | Mesh = 1,
     ):
+        ranks = number_of(ranks)
         self._options = PackOptions.of(locals())
         self.ranks = self._options.ranks
         self.skipped: list[Skipped] = []

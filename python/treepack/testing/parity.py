@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from .._core import PackError
+from ..distributed.gradients import sum_gradients
+from ..distributed.shard import Form
 from ..integrations.transformers.checks.model import check_model
 from ..integrations.transformers.forward import hidden_alone
 from ..integrations.transformers.logprobs import term_log_probs
@@ -66,6 +68,8 @@ def check_parity(
     alone: str | None = None,
     log_prob_tolerance: float | None = None,
     gradient_tolerance: float | None = None,
+    mesh: Any = None,
+    shard: Form | None = None,
 ) -> Parity:
     """Compare log-probs and parameter gradients of packed trees with those of each sample alone.
 
@@ -84,6 +88,8 @@ def check_parity(
             (models round norms to float32), 2e-3 in float32. In half precision, where neither is given, both sides are
             compared with a float32 copy of the model instead: the log-probs of the packed side may be off at most twice
             as far as those of the other, 1.25 times in the mean, and the gradients three times.
+        mesh, shard: run each packed tree over the ranks of a mesh dimension, as in `term_log_probs`, and add up their
+            gradients; the other side runs on every rank. Every rank of the dimension calls this, with the same samples.
 
     Returns:
         A `Parity`.
@@ -105,7 +111,7 @@ def check_parity(
     # A model that its first use refuses is measured here.
     options: dict[str, Any] = {"temperature": temperature, "impl": impl, "model_check": False}
     dtype = next(model.parameters()).dtype
-    ours = _run_packed(model, packed, len(listed), packed.stats.terms, options)
+    ours = _run_packed(model, packed, len(listed), packed.stats.terms, options | {"mesh": mesh, "shard": shard})
     theirs = _run_alone(model, listed, packed.stats.terms, alone, branching, options)
     some = bool(ours[1] or theirs[1])
     if gradient_tolerance is not None and not some:
@@ -161,6 +167,8 @@ def _run_packed(model: Any, packed: Any, count: int, terms: int, options: dict[s
             _backward((log_probs * weights).sum() / terms)
             for i, value in zip(indexes, tree.unpack_terms(log_probs.detach()), strict=True):
                 values[i] = value.double()
+        if options["mesh"] is not None:
+            sum_gradients(model, options["mesh"])
     return values, gradients
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._core import PackError
 from .device import spread
+from .mesh import Mesh, rank_of
 from .notebook import html_of
 from .ranges import cut
 from .tree import HostTree, PackedTree
@@ -148,8 +149,16 @@ class Packed(TreeSequence):
     def __iter__(self) -> Iterator[HostTree]:
         return (self[i] for i in range(len(self)))
 
-    def for_rank(self, rank: int) -> list[HostTree]:
-        """The trees of one rank, one for each micro-batch: the same number for every rank."""
+    def for_rank(self, rank: int | Mesh) -> list[HostTree]:
+        """The trees of one rank, one for each micro-batch: the same number for every rank.
+
+            packed = treepack.pack(samples, max_tokens=16384, ranks=mesh["dp"])
+            trees = packed.for_rank(mesh["dp"])
+
+        `rank` is a number from 0, or the mesh dimension that was packed for: then it is that of this process. Processes
+        that differ in other dimensions get the same trees, which `term_log_probs(..., mesh=mesh["sp"])` runs together.
+        """
+        rank = rank_of(rank, self.ranks)
         if not 0 <= rank < self.ranks:
             raise PackError(f"rank is {rank}; this packing is for ranks 0 to {self.ranks - 1}")
         return self[rank :: self.ranks]

@@ -5,6 +5,7 @@ In depth-first order a range of rows needs, beside itself, exactly the ancestors
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from .segments import path_index
 
 Index = npt.NDArray[np.int32]
 
-__all__ = ["InRanges", "Range", "cut"]
+__all__ = ["InRanges", "Range", "ancestors_of", "cut"]
 
 
 class Range(NamedTuple):
@@ -44,11 +45,11 @@ class InRanges:
     def ranges(self) -> list[Range]:
         """The ranges in depth-first order, each with its ancestors."""
         cuts = self.cu_ranges
-        above = _ancestors(self.numpy(), cuts[:-1])  # type: ignore[attr-defined]
+        above = ancestors_of(self.numpy(), cuts[:-1])  # type: ignore[attr-defined]
         return [Range(start, stop, rows) for (start, stop), rows in zip(pairwise(cuts.tolist()), above, strict=True)]
 
 
-def _ancestors(host: Any, rows: Index) -> list[Index]:
+def ancestors_of(host: Any, rows: Index) -> list[Index]:
     """The rows above each of some ascending rows of a tree on the host, from the root down."""
     segments = np.searchsorted(host.cu_segments, rows, side="right") - 1
     segments = segments[segments < len(host.segment_parent)]  # rows after these are padding
@@ -70,7 +71,7 @@ def cut(tree: Any, max_tokens: int, max_ancestors: int | None) -> None:
     deepest = most if max_ancestors is None else min(max_ancestors, most)
     boundaries, row = _core.cut_rows(tree.cu_segments, tree.segment_parent, min(max_tokens, most), deepest)
     if boundaries is None:
-        raise _too_deep(tree, row, max_tokens, deepest)
+        raise _too_deep(tree, row, min(max_tokens, most), deepest)
     boundaries[-1] = tree.num_tokens
     tree._cuts = boundaries
 
@@ -81,10 +82,25 @@ def _too_deep(tree: Any, row: Any, max_tokens: int, max_ancestors: int) -> PackE
     rows = int(shallow[0]) + 1 if len(shallow) else tree.num_tokens - int(row)
     last = tree.cu_segments[tree.sample_last_segment + 1] - 1
     below = np.flatnonzero((last > row) & (last < tree.subtree_end[row]))
+    tokens = _smallest(lambda tried: _can_cut(tree, tried, max_ancestors), max_tokens, tree.num_tokens)
+    ancestors = _smallest(lambda tried: _can_cut(tree, max_tokens, tried), max_ancestors, tree.num_tokens)
     return PackError(
         f"{rows} rows lie below its first {max_ancestors} tokens without a row between them that has fewer ancestors, "
         f"so they are one range; max_tokens={max_tokens} is the most a range may hold, max_ancestors={max_ancestors} "
-        "the most ancestors that it may have: raise one of them",
+        f"the most ancestors that it may have: raise max_tokens to {tokens} or max_ancestors to {ancestors}",
         sample=int(tree.sample_index[below].min()),
         budget="max_ancestors",
+        needs=ancestors,
     )
+
+
+def _can_cut(tree: Any, max_tokens: int, max_ancestors: int) -> bool:
+    return _core.cut_rows(tree.cu_segments, tree.segment_parent, max_tokens, max_ancestors)[0] is not None
+
+
+def _smallest(works: Callable[[int], bool], fails: int, enough: int) -> int:
+    """The smallest number that works, between one that does not and one that does."""
+    while enough - fails > 1:
+        middle = (fails + enough) // 2
+        fails, enough = (fails, middle) if works(middle) else (middle, enough)
+    return enough

@@ -24,7 +24,7 @@ class VarlenIndex(NamedTuple):
     max_seqlen_k: int
 
 
-def path_index(cu_segments: Index, segment_parent: Index, last_segment: Index) -> list[Index]:
+def path_index(cu_segments: Index, segment_parent: Index, last_segment: npt.NDArray[np.integer[Any]]) -> list[Index]:
     """Packed index of each token of the path that ends in each of `last_segment`, int32."""
     cuts, parents = cu_segments.tolist(), segment_parent.tolist()
     out = []

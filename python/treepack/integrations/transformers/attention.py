@@ -40,8 +40,8 @@ def tree_attention_forward(
         module: the attention layer. query (1, H, N, D), key and value (1, H_kv, N, D).
         attention_mask: must be None or empty; the tree is the mask.
         dropout: must be 0. scaling: factor on the scores.
-        kwargs: `subtree_end` (N,) or (1, N), or `tree_tiles`; `impl`; from the layer `sliding_window`, `softcap`,
-            `s_aux` (sinks).
+        kwargs: `subtree_end` (N,) or (1, N), or `tree_tiles`; `impl`; `tree_hook`, what one part of a tree exchanges
+            with the others (`treepack.distributed.hooks`); from the layer `sliding_window`, `softcap`, `s_aux` (sinks).
 
     Returns:
         (output (1, N, H, D), None): attention weights are never made.
@@ -88,9 +88,9 @@ def tree_attention_forward(
     if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
         # As autocast treats torch's own attention: rotary embeddings leave float32, projections do not.
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    rows = kwargs.get("tree_range")
-    if rows is not None:  # one range of a tree: the keys and values of its ancestors come in front
-        key, value = rows.join(module, key, value)
+    hook, sinks = kwargs.get("tree_hook"), kwargs.get("s_aux")
+    if hook is not None:  # a part of a tree: what it needs of the others comes first
+        query, key, value, sinks = hook.before(module, query, key, value, sinks)
     out = tree_attention(
         query,
         key,
@@ -99,10 +99,12 @@ def tree_attention_forward(
         scale=scaling,
         sliding_window=window,
         softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
+        sinks=sinks,
         impl=kwargs.get("impl"),
     )
     assert isinstance(out, Tensor)
+    if hook is not None:
+        out = hook.after(out)
     if not torch.compiler.is_compiling():
         tiles.layers += 1
     return out.transpose(1, 2).contiguous(), None  # a copy only where the implementation stored it otherwise

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...attention import TRITON, TreeTiles
+from ...distributed.shard import Form, TreeShard
 from ...recurrent.metadata import share_segments, tree_segments
 from .capture import Capture, tie
 from .checks.leaks import check_leaks
@@ -17,11 +18,20 @@ from .checks.model import check_model
 from .checks.tree import check_ids, check_tree
 from .mixers import has_mixers, install_loaded
 from .model import call_inputs, decoder_of, meeting_layers, unwrap
+from .shards import check_shard, shard_of
 
 __all__ = ["check_ran", "forward_inputs", "forward_tree", "hidden_alone", "model_inputs"]
 
 
-def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None, model_check: bool = True) -> dict[str, Any]:
+def model_inputs(
+    tree: Any,
+    *,
+    model: Any = None,
+    impl: str | None = None,
+    model_check: bool = True,
+    mesh: Any = None,
+    shard: Form | None = None,
+) -> dict[str, Any]:
     """The keyword arguments with which a Hugging Face model runs a packed tree.
 
     Args:
@@ -30,24 +40,31 @@ def model_inputs(tree: Any, *, model: Any = None, impl: str | None = None, model
             to make what its layers share before the first one runs; its wrappers may be around it.
         impl: implementation of `tree_attention`; None: "triton" on CUDA, "reference" elsewhere.
         model_check: False leaves out the two tiny samples; so does `TREEPACK_MODEL_CHECK=0`.
+        mesh, shard: one tree over the ranks of a mesh dimension, as in `term_log_probs`; the inputs are those of the
+            rows of this rank. `treepack.distributed.TreeShard` says which terms belong to them.
 
     Returns:
         `input_ids`, `position_ids` (1, N), `subtree_end` (N,), `tree_tiles`, `impl`, `use_cache` (False) and
-        `attention_mask` (1, 1, 1, 0), "no mask".
+        `attention_mask` (1, 1, 1, 0), "no mask"; with a mesh also `tree_hook`, what attention exchanges.
 
     Raises:
         TypeError: not one tree, or one on the host as NumPy arrays.
-        ValueError: a model that `check_model` refuses, or that leaks between samples.
+        ValueError: a model that `check_model` refuses, or that leaks between samples; what `term_log_probs` refuses of
+            a mesh.
     """
+    part = shard_of(tree, mesh, shard)
     inner = None if model is None else check_model(model)
-    inputs = _inputs(tree, impl, inner)
+    if part is not None and inner is not None:
+        check_shard(model, inner, part, impl)
+    inputs = _inputs(tree, impl, inner, part)
     if inner is not None and model_check:
         check_leaks(model, inner, tree)
     return inputs
 
 
-def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
-    """`model_inputs` for a model that was checked and is without its wrappers, or None."""
+def _inputs(tree: Any, impl: str | None, model: Any, part: TreeShard | None = None) -> dict[str, Any]:
+    """`model_inputs` for a model that was checked and is without its wrappers, or None; `part`: what of the tree this
+    rank runs."""
     end = getattr(tree, "subtree_end", None)
     if end is None:
         many = f" of {len(tree)}: loop over it" if isinstance(tree, Sequence) else ""
@@ -55,7 +72,7 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
     if not isinstance(end, Tensor):
         raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
     has_states = install_loaded()
-    tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None))
+    tiles = TreeTiles(end, tree.position_ids, getattr(tree, "tiles", None)) if part is None else part.tiles
     config = None
     if model is not None:
         config = model.config.get_text_config()
@@ -63,18 +80,22 @@ def _inputs(tree: Any, impl: str | None, model: Any) -> dict[str, Any]:
         tiles.row_checked = True
         if has_states and has_mixers(decoder_of(model)):
             share_segments(tiles, tree_segments(tree))
-    if end.is_cuda and impl in (None, *TRITON):
+    whole = part is None or part.form == "heads"
+    if whole and end.is_cuda and impl in (None, *TRITON):
         from ...attention.rule import on_hopper
 
         heads = getattr(config, "num_attention_heads", None)
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         known = None
         if isinstance(heads, int) and isinstance(kv_heads, int) and torch.is_grad_enabled():
-            known = heads, kv_heads
+            ranks = 1 if part is None else part.wire.size
+            known = heads // ranks, max(kv_heads // ranks, 1)
         hopper = impl != "triton_plain" and on_hopper(end)
         for window in {0, getattr(config, "sliding_window", None) or 0}:
             tiles.prepare(window, training=True, hopper=hopper, heads=known)
-    return call_inputs(tree.input_ids, tree.position_ids, tiles, impl)
+    if part is None:
+        return call_inputs(tree.input_ids, tree.position_ids, tiles, impl)
+    return call_inputs(part.rows.input_ids, part.rows.position_ids, tiles, impl) | {"tree_hook": part.hook}
 
 
 def forward_tree(
@@ -85,6 +106,7 @@ def forward_tree(
     router_logits: bool | None = False,
     own_head: bool = False,
     model_check: bool = True,
+    part: TreeShard | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """(hidden states (N, h) after the final norm, router logits of each MoE layer or None) of a packed tree.
 
@@ -95,13 +117,16 @@ def forward_tree(
     Args:
         router_logits: whether they are returned. False refuses a model whose config asks for its router's loss, which
             would be lost; None makes none, whatever the config says.
+        part: what of the tree this rank runs; the hidden states are then of its rows.
 
     Raises:
         ValueError: a model that `check_model` refuses, one that leaks between samples or whose attention layers did not
             all run through treepack, or one that cannot leave out logits.
     """
     inner = check_model(model, weighted=router_logits is not False)
-    inputs = _inputs(tree, impl, inner)
+    if part is not None:
+        check_shard(model, inner, part, impl)
+    inputs = _inputs(tree, impl, inner, part)
     check_ids(inner, tree)
     if model_check:
         check_leaks(model, inner, tree)

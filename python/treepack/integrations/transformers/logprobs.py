@@ -10,12 +10,14 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from ...distributed.shard import Form
 from ...logprobs.api import TermLogProbs, head_values, label_log_probs, labels_of
 from ...logprobs.temperatures import Temperature, temperature_of
 from ...tree.tree import PackedTree
 from .forward import forward_tree
 from .model import logit_options, output_head, unwrap
 from .router import balance_loss, router_sums
+from .shards import of_all_ranks, shard_of
 
 __all__ = ["check_options", "head_of", "own_head_values", "term_log_probs"]
 
@@ -37,6 +39,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> Tensor: ...
 @overload
 def term_log_probs(
@@ -51,6 +55,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> TermLogProbs: ...
 @overload
 def term_log_probs(
@@ -65,6 +71,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> TermLogProbs: ...
 @overload
 def term_log_probs(
@@ -79,6 +87,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> TermLogProbs: ...
 @overload
 def term_log_probs(
@@ -93,6 +103,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> TermLogProbs: ...
 @overload
 def term_log_probs(
@@ -107,6 +119,8 @@ def term_log_probs(
     head: Head | None = ...,
     impl: str | None = ...,
     model_check: bool = ...,
+    mesh: Any = ...,
+    shard: Form | None = ...,
 ) -> Tensor | TermLogProbs: ...
 def term_log_probs(
     model: Any,
@@ -120,6 +134,8 @@ def term_log_probs(
     head: Head | None = None,
     impl: str | None = None,
     model_check: bool = True,
+    mesh: Any = None,
+    shard: Form | None = None,
 ) -> Tensor | TermLogProbs:
     """Log-probs of the loss terms under a Hugging Face model, differentiable in all its parameters.
 
@@ -139,6 +155,13 @@ def term_log_probs(
         impl: implementation of the attention; None: "triton" on CUDA, "reference" elsewhere.
         model_check: at the first use of a model two tiny samples are run packed and alone, and a layer that leaks
             between them is refused; False leaves this out, as `TREEPACK_MODEL_CHECK=0` does.
+        mesh: one dimension of a DeviceMesh, whose ranks run this tree together; each of them passes the same tree. All
+            ranks get the values of all terms, and hidden states (n, h) of their own rows. Each rank takes its own part
+            of the gradient: where all compute the same loss, the gradients of the ranks add up to those of one process
+            (`treepack.distributed.sum_gradients`). What of a loss is not made of these values counts once for every
+            rank.
+        shard: with a mesh: "rows" (the default) runs a range of rows on each rank, "heads" runs attention by heads and
+            all else by rows.
 
     Returns:
         (M,) float32 (float64 for a float64 model), or `TermLogProbs` if anything else was asked for.
@@ -146,8 +169,9 @@ def term_log_probs(
     Raises:
         ValueError: a model that would not compute on a tree what it computes on each sample (see `check_model`), a
             temperature that is not positive or of another length; on the CPU, a target or kept id that the head has no
-            row for (on a GPU such a target's log-prob is NaN).
-        TypeError: a tree that is still on the host.
+            row for (on a GPU such a target's log-prob is NaN). With a mesh: several dimensions of one, ranks with
+            different trees, layers that carry a state, a compiled model, heads that the ranks cannot part.
+        TypeError: a tree that is still on the host, a mesh that is none.
 
     Example:
         >>> packed = treepack.pack(samples, max_tokens=16384)
@@ -160,11 +184,16 @@ def term_log_probs(
     heat = temperature_of(tree, temperature)
     check_options(head, heat, entropy or full_log_probs)
     inner = unwrap(model)
+    part = shard_of(tree, mesh, shard)
     hidden, router_logits = forward_tree(
-        model, tree, impl=impl, router_logits=aux_loss, own_head=head is not None, model_check=model_check
+        model, tree, impl=impl, router_logits=aux_loss, own_head=head is not None, model_check=model_check, part=part
     )
-    balance = balance_loss([router_sums(inner, router_logits, tree)]) if aux_loss else None
-    values = head_of(inner, hidden, tree, head, heat, entropy=entropy, full_log_probs=full_log_probs)
+    rows = tree if part is None else part.rows
+    sums = router_sums(inner, router_logits, rows) if aux_loss else None
+    values = head_of(inner, hidden, rows, head, heat, entropy=entropy, full_log_probs=full_log_probs)
+    if part is not None:
+        hidden, values, sums = of_all_ranks(part, hidden, values, sums)
+    balance = None if sums is None else balance_loss([sums])
     if not (entropy or full_log_probs or hidden_states or aux_loss):
         return values.log_probs
     return values._replace(hidden_states=hidden if hidden_states else None, aux_loss=balance)

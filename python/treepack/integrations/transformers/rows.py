@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...distributed import align
+from ...distributed.aligned import align
 from ...logprobs.temperatures import check_temperature
 from ...tree.layout import dummy_tree
 from ...tree.tree import HostTree

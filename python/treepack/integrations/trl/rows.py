@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...distributed.foreign import refuse_foreign
 from ..transformers.checks.model import check_model
 from ..transformers.model import ATTENTION, unwrap
 from ..transformers.row_batch import read_rows
@@ -53,7 +54,7 @@ class TreeLogProbs(_Trainer):  # type: ignore[misc]
     Raises:
         TypeError: a class beside it without the method that is overridden, or with other arguments.
         ValueError: a model that would not compute on a tree what it computes on each row (`check_model`); images;
-            Liger's kernels; DeepSpeed ZeRO-3.
+            Liger's kernels; DeepSpeed ZeRO-3; accelerate's sequence or context parallelism.
     """
 
     keep_groups: bool = False
@@ -157,6 +158,7 @@ def _check_method(kind: type) -> None:
 
 def _check_arguments(trainer: Any) -> None:
     name, args = type(trainer).__name__, trainer.args
+    refuse_foreign()  # TRL sees what its arguments say, and not what a launcher's file does
     if args.use_liger_kernel:
         raise ValueError(
             f"{name} has use_liger_kernel=True: Liger's kernels change the model and its loss, and were not compared; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._pages import page
+from ...distributed.foreign import OURS
 
 __all__ = ["refuse_batch", "refuse_engine"]
 
@@ -17,8 +18,8 @@ def refuse_engine(model_config: Any, engine_config: Any) -> None:
     """
     if engine_config.ulysses_sequence_parallel_size > 1:
         raise _refused(
-            f"ulysses_sequence_parallel_size is {engine_config.ulysses_sequence_parallel_size}: it cuts rows over "
-            "ranks, which would cut the tree; allowed is 1"
+            f"ulysses_sequence_parallel_size is {engine_config.ulysses_sequence_parallel_size}: it cuts rows by "
+            f"position over ranks and does not know the tree in them; allowed is 1. In a loop of your own {OURS}"
         )
     if model_config.use_fused_kernels or engine_config.use_fused_kernels:
         raise _refused(

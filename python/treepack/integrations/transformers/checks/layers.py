@@ -10,9 +10,11 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ....attention import TreeTiles
+from ....distributed.foreign import refuse_foreign
 from ..mixers import has_mixers, installed, is_mixer, refusal
 from ..model import decoder_of
 from .tree import row_rope
@@ -201,6 +203,8 @@ def check_attention_config(
         asked: the call asks for router logits.
         remedies: what the caller can do.
     """
+    if not torch.compiler.is_compiling():
+        refuse_foreign()
     config = getattr(module, "config", None)
     if config is None:
         return

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ....distributed.foreign import OURS, refuse_foreign
+from ..attention import tree_attention_forward
 from ..mixers import has_mixers, install_loaded
 from ..model import ATTENTION, decoder_of, unwrap
 from .layers import check_aux_loss, check_layer, check_layer_types, check_positions
@@ -35,6 +38,14 @@ def check_model(model: Any, *, weighted: bool = False) -> Any:
             f"{name} uses attn_implementation={config._attn_implementation!r}, which does not know the tree and would "
             f'mix up the samples; load it with attn_implementation="{ATTENTION}" or call '
             f'model.set_attn_implementation("{ATTENTION}")'
+        )
+    refuse_foreign()
+    other: Any = ALL_ATTENTION_FUNCTIONS.get(ATTENTION)
+    if other is not tree_attention_forward:
+        raise ValueError(
+            f"{name}: {getattr(other, '__module__', '?')}.{getattr(other, '__qualname__', other)} was registered in "
+            f"place of the attention {ATTENTION!r}, as DeepSpeed's Ulysses (ALST) does with every implementation, and "
+            f"it does not know the tree; set sp_size to 1: {OURS}"
         )
     if not model._can_set_attn_implementation():
         raise ValueError(f"{name} computes attention in its own code, not through transformers' AttentionInterface")

@@ -60,18 +60,21 @@ def check_tree(model: Any, tree: Any, *, by_range: bool = False) -> None:
         check_placeholders(name, places, tree)
 
 
-def check_ranges(model: Any, tree: Any) -> None:
-    """Raises ValueError where a range of the tree would be computed otherwise than the whole."""
+def check_ranges(model: Any, tree: Any, *, parts: int, instead: str) -> None:
+    """Raises ValueError where a range of the tree would be computed otherwise than the whole.
+
+    Args:
+        parts: how many ranges there are. instead: what to do, for the message.
+    """
     rope = row_rope(model.config.get_text_config())
     host = tree.numpy()
-    if rope is None or len(tree.cu_ranges) <= 2:
+    if rope is None or parts < 2:
         return
     longest = int(host.position_ids.max()) + 1
     if not _unscaled(*rope, longest):
         raise ValueError(
             f"{type(model).__name__} has {rope[0]} rotary embeddings, which change above {rope[1]} tokens, and the "
-            f"tree has a sample of {longest}: ranges before and behind that place would get different ones; pack "
-            "without cut"
+            f"tree has a sample of {longest}: ranges before and behind that place would get different ones; {instead}"
         )
 
 

@@ -68,11 +68,16 @@ class RangeKeys:
         """
         self.above, self.padding, self.own = above, padding, own
 
-    def join(self, module: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """(1, H, n, D) of a layer -> (1, H, padding + ancestors + n, D)."""
-        if not self.above and self.own is None:
-            return key, value
-        return _Join.apply(key, self, (module, _KEYS)), _Join.apply(value, self, (module, _VALUES))
+    def before(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Keys and values (1, H, n, D) of a layer -> (1, H, padding + ancestors + n, D)."""
+        if self.above or self.own is not None:
+            key, value = _Join.apply(key, self, (module, _KEYS)), _Join.apply(value, self, (module, _VALUES))
+        return query, key, value, sinks
+
+    def after(self, out: Tensor) -> Tensor:
+        return out
 
 
 class _Join(torch.autograd.Function):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....distributed.rows import Rows
 from ....logprobs.temperatures import temperature_of
 from ....tree.ranges import Range
 from ..logprobs import Head, check_options
-from .rows import Rows
 
 __all__ = ["RangePart"]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ....attention import TRITON, TreeTiles
+from ....distributed.rows import Blank, Rows, terms_by_range
 from ....logprobs.api import TermLogProbs
 from ....logprobs.temperatures import Temperature
 from ....tree.ranges import Range
@@ -33,7 +34,6 @@ from ..model import call_inputs, decoder_of
 from .gradients import Gradients
 from .keys import Chain, RangeKeys
 from .part import RangePart, Seal
-from .rows import Blank, Rows, terms_by_range
 
 __all__ = ["Pass", "RangeRunner"]
 
@@ -91,7 +91,7 @@ class RangeRunner:
         check_tree(self._inner, tree, by_range=True)
         if not isinstance(tree.buffer, Tensor):
             raise TypeError("the tree holds NumPy arrays: move it to the model's device first, tree.to(device)")
-        check_ranges(self._inner, tree)
+        check_ranges(self._inner, tree, parts=len(tree.cu_ranges) - 1, instead="pack without cut")
         check_ids(self._inner, tree)
         self._gradients = Gradients(model)
         if model_check:
@@ -133,7 +133,7 @@ class Pass:
 
     def parts(self) -> Iterator[RangePart]:
         runner, ranges = self._runner, self._runner.ranges
-        terms = terms_by_range(runner.tree)
+        terms = terms_by_range(runner.tree, runner.tree.cu_ranges)
         self._gradients.begin()
         try:
             for index, where in enumerate(ranges):
@@ -250,7 +250,7 @@ class Pass:
     ) -> Tensor:
         """(n, h) of some rows through the model, wrappers included."""
         tiles.row_checked = True
-        inputs = call_inputs(rows.input_ids, rows.position_ids, tiles, self._runner._impl) | {"tree_range": keys}
+        inputs = call_inputs(rows.input_ids, rows.position_ids, tiles, self._runner._impl) | {"tree_hook": keys}
         return forward_inputs(model, self._inner, inputs, own_head=own_head)[0]
 
     def _backward(self, part: RangePart, loss: Tensor | None) -> None:

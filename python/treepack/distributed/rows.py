@@ -8,14 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ....attention import TreeTiles
-from ....tree.ranges import Range
-from ....tree.tree import PackedTree
+from ..attention import TreeTiles
+from ..tree.ranges import Range
+from ..tree.tree import PackedTree
 
 __all__ = ["Blank", "Rows", "terms_by_range", "tiles_of"]
+
+Index = npt.NDArray[np.int32]
 
 #: Kernels want the queries to begin at a multiple of this among the keys.
 _TILE = 128
@@ -37,14 +40,14 @@ class _Taken(Mapping[str, Tensor]):
         return len(self._columns)
 
 
-def terms_by_range(tree: PackedTree[Tensor]) -> list[Tensor]:
-    """For each range the numbers of its terms, those that are scored at one of its positions, ascending; int64 on the
-    device of the tree."""
+def terms_by_range(tree: PackedTree[Tensor], edges: Index) -> list[Tensor]:
+    """For each range between two of the edges (K + 1,) the numbers of its terms, those that are scored at one of its
+    positions, ascending; int64 on the device of the tree."""
     host = tree.numpy()
     place = host.row_position[host.term_row]
-    of_range = np.searchsorted(tree.cu_ranges, place, side="right") - 1
+    of_range = np.searchsorted(edges, place, side="right") - 1
     order = torch.from_numpy(np.argsort(of_range, kind="stable")).to(tree.buffer.device)
-    counts = np.bincount(of_range, minlength=len(tree.cu_ranges) - 1)
+    counts = np.bincount(of_range, minlength=len(edges) - 1)
     return list(torch.split(order, counts.tolist()))
 
 
@@ -149,8 +152,15 @@ class Blank:
     def __init__(self, device: Any):
         none = torch.zeros(0, dtype=torch.int32, device=device)
         self.input_ids = self.position_ids = torch.zeros(1, dtype=torch.int64, device=device)
-        self.subtree_end = torch.zeros(1, dtype=torch.int32, device=device)
-        self.row_position = self.term_row = self.term_target = self.sampling_mask = self.sampling_mask_counts = none
+        self.subtree_end = self.position_samples = torch.zeros(1, dtype=torch.int32, device=device)
+        self.shift_labels = torch.full((1,), -100, device=device)
+        self.row_position = self.term_row = self.term_target = self.term_sample = none
+        self.sampling_mask = self.sampling_mask_counts = none
+        self.term_index = none.long()
+
+    def numpy(self) -> Any:
+        none = np.zeros(0, np.int32)
+        return SimpleNamespace(term_sample=none, term_row=none, sampling_mask_counts=none)
 
     def tiles(self) -> tuple[TreeTiles, int]:
         return TreeTiles(self.subtree_end, self.position_ids), 0

@@ -13,8 +13,7 @@
 `world_size`, since DistributedDataParallel and FSDP average gradients over ranks. The sum over all terms is divided
 once, by all terms: a mean per micro-batch or per rank would weigh a term by how it was packed.
 
-Costs one collective and, per missing tree, a buffer of about a kilobyte. Needs torch; `import treepack` does not load
-this module.
+Costs one collective and, per missing tree, a buffer of about a kilobyte.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from ._core import PackError
-from .tree.layout import dummy_tree, formats_of
-from .tree.tree import HostTree
+from .._core import PackError
+from ..tree.layout import dummy_tree, formats_of
+from ..tree.mesh import Mesh, group_of
+from ..tree.tree import HostTree
 
 if TYPE_CHECKING:
-    from .inputs.columns import Format
+    from ..inputs.columns import Format
 
-__all__ = ["Aligned", "align", "connect", "dummy_tree", "formats_of"]
+__all__ = ["Aligned", "align", "connect"]
 
 
 class Aligned(NamedTuple):
@@ -54,7 +54,9 @@ class _Summary(NamedTuple):
     label: bool
 
 
-def align(trees: Iterable[HostTree], group: dist.ProcessGroup | None = None, *, pad_to_multiple_of: int = 1) -> Aligned:
+def align(
+    trees: Iterable[HostTree], group: dist.ProcessGroup | Mesh | None = None, *, pad_to_multiple_of: int = 1
+) -> Aligned:
     """Append dummy trees until every rank has the same number, and count the loss terms of all ranks.
 
     One `all_gather_object`; every rank of the group must call this, one without samples (`[]`) too. Call it on host
@@ -63,21 +65,23 @@ def align(trees: Iterable[HostTree], group: dist.ProcessGroup | None = None, *, 
 
     Args:
         trees: what this rank packed: `Packed`, or a list of trees.
-        group: process group; the default one where None.
+        group: process group, or one dimension of a DeviceMesh; the default group where None. Where ranks run one tree
+            together it is the dimension of data parallelism, `mesh["dp"]`: over all ranks the terms of a tree would
+            count once for each rank that holds it.
         pad_to_multiple_of: positions of a dummy are rounded up to it, as in `pack`.
 
     Raises:
         PackError: ranks whose trees differ in branching or in their columns; on every rank, so that none waits. A
             process that was started as one of several (WORLD_SIZE) before `init_process_group`.
     """
-    mine = list(trees)
+    mine, of_ranks = list(trees), group_of(group)
     summary = _Summary(
         len(mine),
         sum(len(tree.term_row) for tree in mine),
         formats_of(mine[0]) if mine else None,
         bool(mine) and _is_label(mine[0]),
     )
-    summaries = _gather(summary, group)
+    summaries = _gather(summary, of_ranks)
     model = _common(summaries)
     most = max(summary.trees for summary in summaries)
     if model is not None and model.formats is not None:
