@@ -1,11 +1,11 @@
 """Registers, spills and shared memory of the portable kernels, by compiling for GPUs that need not be here.
 
-    python benches/gpu_compile.py [--arch 80 90] [--size 64 128] [--kernel forward dkv dq delta] [--feature plain all]
-                                  [--dtype bf16] [--tile 128,128,8,2] [--split] [--json]
+    python benches/gpu_compile.py [--arch 80 90] [--size 64 192/128] [--kernel forward dkv dq delta]
+                                  [--feature plain all] [--dtype bf16] [--tile 128,128,8,2] [--split] [--json]
 
-Each kernel with the tile that a GPU of that architecture gets from the fixed table, and with the options of a launch.
-One line per kernel; exit code 1 where one does not compile, or needs more shared memory than a block has. Needs Triton
-and torch, no GPU.
+A size is that of q, k and v, or of q and k / of v. Each kernel with the tile that a GPU of that architecture gets from
+the fixed table, and with the options of a launch. One line per kernel; exit code 1 where one does not compile, or needs
+more shared memory than a block has. Needs Triton and torch, no GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import triton
+from head_shapes import Sizes
 from ptxas_report import SHARED_MEMORY, TENSOR_MEMORY, compile_for
 from triton import knobs
 from triton.compiler import ASTSource
@@ -32,7 +33,7 @@ from treepack.attention.triton.common import COLUMNS, POINTERS, Tile
 from treepack.attention.versions import COMPILE
 
 ARCHITECTURES = (80, 89, 90, 100, 120)  # A100; L40S and RTX 40; H100; B200; RTX 50
-SIZES = (64, 80, 96, 128, 192, 256)
+SIZES = tuple(map(Sizes.read, ("64", "80", "96", "128", "192/128", "192", "256")))
 KERNELS = {
     "forward": triton_forward.forward_kernel,
     "dkv": triton_backward.dkv_kernel,
@@ -50,6 +51,7 @@ FEATURES = {
 OFF = {"WINDOW": False, "SOFTCAP": False, "HAS_SINKS": False, "HAS_DLSE": False}
 # The rows of each matrix: of the query tile or of the key tile.
 MATRICES = {"Q": "m", "OUT": "m", "DOUT": "m", "DQ": "m", "K": "n", "V": "n", "DK": "n", "DV": "n"}
+VALUES = ("V", "OUT", "DOUT", "DV")  # have the head size of v
 RESIDENT = {"forward": "Q", "dkv": "K V", "dq": "Q DOUT"}  # loaded once for a program
 RESULTS = ("OUT", "DQ", "DK", "DV")
 NUMBERS = dict.fromkeys(("LSE", "DELTA", "DLSE", "SINKS"), "fp32")
@@ -57,39 +59,44 @@ NUMBERS |= dict.fromkeys(("END", "DEPTH", "LIST_ROWS", "LIST_ITEMS"), "i32")
 FLOATS = ("scale", "cap", "grad_scale")
 
 
-def layouts(name: str, size: int, feature: dict) -> dict[str, int]:
+def layouts(name: str, sizes: Sizes, feature: dict) -> dict[str, int]:
     """How each matrix reaches the kernel, as the host chooses for Hugging Face's views (`triton/common.py`)."""
     if name == "delta":
         return dict.fromkeys(MATRICES, POINTERS)
     streamed = feature.get("LAYOUT", COLUMNS)
-    whole = triton_common.padded_size(size) == size
     chosen = dict.fromkeys(MATRICES, streamed)
-    chosen.update(dict.fromkeys(RESIDENT[name].split(), streamed if whole else POINTERS))
-    chosen.update(dict.fromkeys(RESULTS, COLUMNS if whole else POINTERS))
+    for matrix in MATRICES:
+        size = sizes.value if matrix in VALUES else sizes.head
+        whole = triton_common.padded_size(size) == size
+        if matrix in RESULTS:
+            chosen[matrix] = COLUMNS if whole else POINTERS
+        elif matrix in RESIDENT[name].split() and not whole:
+            chosen[matrix] = POINTERS
     return chosen
 
 
-def constants(name: str, tile: Tile, size: int, dtype: str, feature: dict, layout: dict[str, int]) -> dict:
+def constants(name: str, tile: Tile, sizes: Sizes, dtype: str, feature: dict, layout: dict[str, int]) -> dict:
     """The compile-time arguments of a launch (`triton/launch.py`)."""
     return {
         **OFF,
         **feature,
         "BM": tile.block_m,
         "BN": tile.block_n,
-        "D": size,
-        "DP": triton_common.padded_size(size),
+        "D": sizes.head,
+        "DP": triton_common.padded_size(sizes.head),
+        "D_V": sizes.value,
+        "DP_V": triton_common.padded_size(sizes.value),
         "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
         "LIST": 128 if name == "forward" or (name == "dq" and tile.block_m > 64) else 64,
         "DO_LAYOUT": layout["DOUT"],
-        "DKV_LAYOUT": layout["DK"],
-        **{f"{matrix}_LAYOUT": layout[matrix] for matrix in ("Q", "K", "V", "OUT", "DQ")},
+        **{f"{matrix}_LAYOUT": layout[matrix] for matrix in ("Q", "K", "V", "OUT", "DQ", "DK", "DV")},
     }
 
 
-def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: bool) -> ASTSource:
+def source(name: str, tile: Tile, sizes: Sizes, dtype: str, feature: dict, split: bool) -> ASTSource:
     """What a launch of `triton/launch.py` compiles: descriptors, pointers of 16 bytes, strides that 16 divides."""
-    kernel, layout = KERNELS[name], layouts(name, size, feature)
-    given = constants(name, tile, size, dtype, feature, layout)
+    kernel, layout = KERNELS[name], layouts(name, sizes, feature)
+    given = constants(name, tile, sizes, dtype, feature, layout)
     rows = {"m": tile.block_m, "n": tile.block_n}
     signature, attributes, constexprs = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
@@ -99,7 +106,7 @@ def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: b
         elif argument in MATRICES:
             kind = "fp32" if split and argument in ("DK", "DV") else dtype
             aligned = layout[argument] == POINTERS
-            shape = [rows[MATRICES[argument]], given["DP"]]
+            shape = [rows[MATRICES[argument]], given["DP_V" if argument in VALUES else "DP"]]
             signature[argument] = f"*{kind}" if aligned else f"tensordesc<{kind}{shape}>"
         elif name == "dkv" and argument in ("LSE", "DELTA"):
             signature[argument] = f"tensordesc<fp32{[1, tile.block_m]}>"
@@ -118,32 +125,33 @@ def source(name: str, tile: Tile, size: int, dtype: str, feature: dict, split: b
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def choose_tile(name: str, size: int, dtype: str, arch: int) -> Tile:
+def choose_tile(name: str, sizes: Sizes, dtype: str, arch: int) -> Tile:
     """The tile that a launch on this architecture takes; delta has rows alone, and Triton's own number of stages."""
     if name == "delta":
-        return Tile(triton_common.delta_rows(size), 1, 4, 3)
+        return Tile(triton_common.delta_rows(sizes.value), 1, 4, 3)
     itemsize = 4 if dtype == "fp32" else 2
-    return getattr(triton_common.select_tiles(size, itemsize, SHARED_MEMORY[arch], arch // 10), name)
+    return getattr(triton_common.select_tiles(*sizes, itemsize, SHARED_MEMORY[arch], arch // 10), name)
 
 
-def report(arch: int, dtype: str, size: int, name: str, feature: str, options: argparse.Namespace) -> dict:
+def report(arch: int, dtype: str, sizes: Sizes, name: str, feature: str, options: argparse.Namespace) -> dict:
     """One kernel: what it needs, or the error with which it did not compile."""
-    tile = Tile(*map(int, options.tile.split(","))) if options.tile else choose_tile(name, size, dtype, arch)
-    row = {"arch": arch, "kernel": name, "size": size, "dtype": dtype, "feature": feature, "tile": tile}
-    program = source(name, tile, size, dtype, FEATURES[feature], options.split)
+    tile = Tile(*map(int, options.tile.split(","))) if options.tile else choose_tile(name, sizes, dtype, arch)
+    row = {"arch": arch, "kernel": name, "size": str(sizes), "dtype": dtype, "feature": feature, "tile": tile}
+    program = source(name, tile, sizes, dtype, FEATURES[feature], options.split)
     try:
         compiled, usage = compile_for(program, arch, {"num_warps": tile.warps, "num_stages": tile.stages, **COMPILE})
     except Exception as error:  # whatever Triton or ptxas raises: the other kernels are still looked at
         return {**row, "green": False, "error": f"{type(error).__name__}: {error}"}
     if options.ptx:
-        (options.ptx / f"sm{arch}-{name}{size}{dtype}-{feature}.ptx").write_text(compiled.asm["ptx"])
+        file = f"sm{arch}-{name}{sizes.head}-{sizes.value}{dtype}-{feature}.ptx"
+        (options.ptx / file).write_text(compiled.asm["ptx"])
     fits = usage["shared"] <= SHARED_MEMORY[arch] and usage["tensor_memory"] <= TENSOR_MEMORY
     return {**row, **usage, "green": fits}
 
 
 def line(row: dict) -> str:
     tile = ",".join(map(str, row["tile"]))
-    name = f"{row['kernel']:8} {row['size']:4} {row['dtype']:5} {row['feature']:9} {tile:>12}"
+    name = f"{row['kernel']:8} {row['size']:>7} {row['dtype']:5} {row['feature']:9} {tile:>12}"
     if "error" in row:
         return f"sm_{row['arch']:<4} {name}  does not compile: {row['error']}"
     figures = f"{row['registers']:9} {row['spills']:8} {row['shared']:9} {SHARED_MEMORY[row['arch']]:9}"
@@ -153,7 +161,7 @@ def line(row: dict) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="*", default=ARCHITECTURES, choices=list(SHARED_MEMORY))
-    parser.add_argument("--size", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--size", type=Sizes.read, nargs="*", default=SIZES)
     parser.add_argument("--kernel", nargs="*", default=list(KERNELS), choices=list(KERNELS))
     parser.add_argument("--feature", nargs="*", default=["plain", "all"], choices=list(FEATURES))
     parser.add_argument(
@@ -167,14 +175,14 @@ def main() -> int:
     if not options.json:
         ptxas = f"ptxas {knobs.nvidia.ptxas.version}, for sm_100 and sm_120 {knobs.nvidia.ptxas_blackwell.version}"
         print(f"triton {triton.__version__}, {ptxas}")
-        heads = f"{'kernel':8} {'D':>4} {'dtype':5} {'feature':9} {'tile':>12} {'registers':>9} {'spill B':>8}"
+        heads = f"{'kernel':8} {'D':>7} {'dtype':5} {'feature':9} {'tile':>12} {'registers':>9} {'spill B':>8}"
         print(f"{'GPU':7} {heads} {'shared B':>9} {'of':>9}", flush=True)
     rows = []
-    for arch, size, dtype in itertools.product(options.arch, options.size, options.dtype or ("bf16", "fp16")):
-        if not options.dtype and dtype == "fp16" and size != 128:
+    for arch, sizes, dtype in itertools.product(options.arch, options.size, options.dtype or ("bf16", "fp16")):
+        if not options.dtype and dtype == "fp16" and sizes != (128, 128):
             continue
         for name, feature in itertools.product(options.kernel, options.feature):
-            rows.append(report(arch, dtype, size, name, feature, options))
+            rows.append(report(arch, dtype, sizes, name, feature, options))
             if not options.json:
                 print(line(rows[-1]), flush=True)
     if options.json:

@@ -45,7 +45,7 @@ def one_process(size: int, impl: str) -> dict:
 
     first, second = step(), step()
     flat = [x.squeeze(0).transpose(0, 1) for x in tensors]
-    kernels = triton_rule.choose(impl, flat[0], 0, 0.0, 0.1)
+    kernels = triton_rule.choose(impl, flat[0], flat[2], 0, 0.0, 0.1)
     checks = sorted(self_check._check(kernels, *flat, False, False, False, True, False).milliseconds for _ in range(5))
     return {
         "import": imported - started, "first": first, "second": second, "check_ms": checks[2],

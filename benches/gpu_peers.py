@@ -4,7 +4,7 @@ output in (N, H, D) (or of its own inputs).
     peer(tree) -> (attention, inputs or None, bytes of metadata)
 
 `inputs` are the leaves that the peer runs on where they are not the packed q, k, v (each sample alone runs on all
-raw tokens).
+raw tokens). Peers of `NO_SINKS` are measured without the sinks of a shape, which the table says.
 A peer that cannot run raises `Unavailable` with the reason, which the table prints.
 """
 
@@ -17,8 +17,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import flash3
 import numpy as np
 import torch
+from head_shapes import Shape
 from torch import Tensor
 
 
@@ -35,8 +37,14 @@ class Case(NamedTuple):
     paths: list[np.ndarray]
     q: Tensor  # (1, H, N, D) view of (1, N, H, D)
     k: Tensor
-    v: Tensor
+    v: Tensor  # (1, H_kv, N, D_V)
+    sinks: Tensor | None  # (H,), constant
+    shape: Shape
     options: object  # the command line
+
+    def extras(self) -> dict:
+        """The options of `tree_attention` that the shape asks for."""
+        return {"sliding_window": self.shape.window, "sinks": self.sinks}
 
 
 def flat(x: Tensor) -> Tensor:
@@ -57,7 +65,7 @@ def triton_kernels(case: Case, impl: str = "triton"):
         nbytes += 4 * (
             rows.numel() + int(2 * rows[:, 1].sum() + rows[:, 3].sum())
         )  # the compact lists, as the host writes them
-    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl=impl)), None, nbytes
+    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl=impl, **case.extras())), None, nbytes
 
 
 def triton_plain(case: Case):
@@ -71,12 +79,12 @@ def flex(case: Case):
     # The timing runs one backward pass again and again, which donated buffers do not survive.
     torch._functorch.config.donated_buffer = False
     tiles = tree_tiles(case.end)
-    mask = block_mask(case.end)
+    mask = block_mask(case.end, tiles.depth() if case.shape.window else None, case.shape.window)
     tensors = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
     nbytes = sum(x.numel() * x.element_size() for x in tensors) * 2 + 4 * len(
         case.end
     )  # the same again, transposed, for the backward pass
-    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="flex")), None, nbytes
+    return lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="flex", **case.extras())), None, nbytes
 
 
 def fa4(case: Case):
@@ -84,68 +92,100 @@ def fa4(case: Case):
     from treepack.attention.fa4 import launch as module
 
     try:
-        module.require(case.q, None, None)
-    except (ImportError, RuntimeError) as error:
+        module.require(case.q, case.v, case.shape.window, None)
+    except (ImportError, RuntimeError, ValueError) as error:
         raise Unavailable(str(error)) from error
     tiles = tree_tiles(case.end)
     lists = [*module.block_lists(case.end, 128), *module.block_lists(case.end, 64, transpose=True)]
     return (
-        lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="fa4")),
+        lambda q, k, v: flat(tree_attention(q, k, v, tiles, impl="fa4", **case.extras())),
         None,
         sum(4 * x.numel() for x in lists) + 4 * len(case.end),
     )
 
 
-def _varlen():
+def _varlen(window: int | None = None):
+    """FlashAttention-2 of sequences one after another."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
         raise Unavailable(f"torch.nn.attention.varlen: {error}") from error
     names = inspect.signature(varlen_attn).parameters
-    causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
-
-    def attend(q, k, v, cu_q, cu_k, max_q, max_k):
-        if "enable_gqa" in names:
-            return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, enable_gqa=True, **causal)
-        return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **causal)
-
-    return attend
+    if window and "window_size" not in names:
+        raise Unavailable("this torch.nn.attention.varlen has no window")
+    options = {"window_size": (window - 1 if window else -1, 0)} if "window_size" in names else {"is_causal": True}
+    options |= {"enable_gqa": True} if "enable_gqa" in names else {}
+    return lambda *call: varlen_attn(*call, **options)
 
 
-def _offsets(lengths) -> tuple[Tensor, int]:
-    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda"), int(max(lengths))
+def _varlen2(case: Case):
+    """The same for a case; values that are smaller than keys are padded, as Hugging Face's models do for it."""
+    size, value_size = case.shape.sizes
+    if value_size > size:
+        raise Unavailable("FlashAttention-2 takes one head size")
+    attend = _varlen(case.shape.window)
+    if value_size == size:
+        return attend
+
+    def padded(q, k, v, *lengths):
+        return attend(q, k, torch.nn.functional.pad(v, (0, size - value_size)), *lengths)[..., :value_size]
+
+    return padded
 
 
-def gathered(case: Case):
-    """TRL's method: the keys and values of every path gathered, each packed token once as a query; FlashAttention-2
-    varlen."""
-    attend = _varlen()
+def _varlen3(case: Case):
+    """The same by FlashAttention-3."""
+    if not case.options.fa3:
+        raise Unavailable("no --fa3 FOLDER")
+    try:
+        flash3.load(case.options.fa3)
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+    left = case.shape.window - 1 if case.shape.window else -1
+    return lambda *call: flash3.attend(*call, left)
+
+
+def _offsets(lengths, device) -> tuple[Tensor, int]:
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device), int(max(lengths))
+
+
+def gathered(case: Case, varlen=_varlen2):
+    """TRL's method: the keys and values of every path gathered, each packed token once as a query."""
+    attend, device = varlen(case), case.end.device
     queries, seen = [], 0
     for path in case.paths:  # the tokens that this path is the first to pass are its last ones, in packed order
         queries.append(int((path >= seen).sum()))
         seen = int(path[-1]) + 1
-    index = torch.from_numpy(np.concatenate(case.paths)).cuda()
-    (cu_q, max_q), (cu_k, max_k) = _offsets(queries), _offsets([len(path) for path in case.paths])
+    index = torch.from_numpy(np.concatenate(case.paths)).to(device)
+    (cu_q, max_q), (cu_k, max_k) = _offsets(queries, device), _offsets([len(path) for path in case.paths], device)
     assert cu_q[-1] == len(case.end)
     nbytes = index.numel() * 4 + 2 * 4 * len(cu_q)
     return lambda q, k, v: attend(flat(q), flat(k)[index], flat(v)[index], cu_q, cu_k, max_q, max_k), None, nbytes
 
 
-def alone(case: Case):
-    """Every sample alone, prefixes repeated; FlashAttention-2 varlen on all raw tokens."""
-    attend = _varlen()
-    index = torch.from_numpy(np.concatenate(case.paths)).cuda()
-    cu, longest = _offsets([len(path) for path in case.paths])
+def gathered_fa3(case: Case):
+    return gathered(case, _varlen3)
+
+
+def alone(case: Case, varlen=_varlen2):
+    """Every sample alone, prefixes repeated, on all raw tokens."""
+    attend, device = varlen(case), case.end.device
+    index = torch.from_numpy(np.concatenate(case.paths)).to(device)
+    cu, longest = _offsets([len(path) for path in case.paths], device)
     inputs = [flat(x.detach())[index].contiguous().requires_grad_() for x in (case.q, case.k, case.v)]
     return lambda q, k, v: attend(q, k, v, cu, cu, longest, longest), inputs, 4 * len(cu)
+
+
+def alone_fa3(case: Case):
+    return alone(case, _varlen3)
 
 
 def cudnn(case: Case):
     """Dense causal attention by cuDNN: one sample only."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if len(case.paths) > 1:
-        raise Unavailable("dense causal: a chain only")
+    if len(case.paths) > 1 or case.shape.window:
+        raise Unavailable("dense causal: a chain without a window only")
 
     def attend(q, k, v):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -154,11 +194,17 @@ def cudnn(case: Case):
     return attend, None, 0
 
 
+def _plain(case: Case) -> None:
+    if case.shape.window or case.shape.sinks or case.shape.sizes.head != case.shape.sizes.value:
+        raise Unavailable("it has one head size, no window and no sinks")
+
+
 def areal(case: Case):
     """AReaL 1.0.4's Triton kernel, loaded from `areal/models/tree_attn/triton_kernel.py` alone; its bit mask made
     here on the GPU."""
     if not case.options.areal:
         raise Unavailable("no --areal FILE")
+    _plain(case)
     n = len(case.end)
     if n > 30_000:
         raise Unavailable(f"its bit mask needs {n * n // 8 >> 20} MiB")
@@ -192,6 +238,7 @@ def study(case: Case):
     """The plain Triton study (`kernels.py` in --study), at the tile sizes that its table names best."""
     if not case.options.study:
         raise Unavailable("no --study FOLDER")
+    _plain(case)
     if case.options.study not in sys.path:
         sys.path.insert(0, case.options.study)
     import kernels
@@ -219,8 +266,9 @@ def study(case: Case):
 
 PEERS = {
     "triton": triton_kernels, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex, "areal": areal,
-    "gathered": gathered, "alone": alone, "cudnn": cudnn,
+    "gathered": gathered, "gathered_fa3": gathered_fa3, "alone": alone, "alone_fa3": alone_fa3, "cudnn": cudnn,
 }  # fmt: skip
+NO_SINKS = ("gathered", "gathered_fa3", "alone", "alone_fa3", "cudnn")
 
 
 def real_trees(folder: str | None) -> dict[str, Path]:

@@ -40,12 +40,30 @@ CASES = {
         7,
         {"queries": 70, "sliding_window": 30, "softcap": 3.0, "sinks": True, "split": False},
     ),
+    "192 / 128, latent": (50, 2, 2, 192, 3, {"value_size": 128, "layout": "latent"}),
+    "64 / 128, split": (70, 2, 1, 64, 5, {"value_size": 128, "layout": "rows", "split": True}),
+    "96 / 64": (70, 2, 2, 96, 0, {"value_size": 64}),
+    "80 / 96, latent": (40, 2, 1, 80, 3, {"value_size": 96, "layout": "latent", "split": False}),
+    "24 / 16, strided": (70, 2, 2, 24, 0, {"value_size": 16, "layout": "strided"}),
+    "16 / 32, last rows, latent": (200, 2, 1, 16, 9, {"value_size": 32, "queries": 50, "layout": "latent"}),
+    "16 / 24, everything": (
+        140,
+        4,
+        2,
+        16,
+        7,
+        {"value_size": 24, "sliding_window": 30, "softcap": 3.0, "sinks": True, "queries": 120, "layout": "latent"},
+    ),
     "everything": (140, 4, 2, 16, 7, {"sliding_window": 30, "softcap": 3.0, "sinks": True, "scale": 0.4}),
 }
 
 
 def make(torch, heads, size, n, layout, generator):
     """A (1, H, N, D) float32 leaf view in one of the layouts that callers have."""
+    if layout == "latent":  # beside something else of its head, which nobody may read
+        beside = torch.full((1, n, heads, 8 + size), float("nan"))
+        beside[..., 8:] = torch.randn(1, n, heads, size, generator=generator)
+        return beside[..., 8:].transpose(1, 2)
     if layout == "rows":
         return torch.randn(1, heads, n, size, generator=generator)
     if layout == "strided":  # head size not innermost: no descriptor takes that
@@ -65,8 +83,9 @@ def run(torch, tokens, heads, kv_heads, size, padding, options):
     n = tokens + padding
     queries = options.pop("queries", n)
     g = torch.Generator().manual_seed(0)
-    shapes = ((heads, queries), (kv_heads, n), (kv_heads, n))
-    leaves = [make(torch, h, size, rows, layout, g).requires_grad_() for h, rows in shapes]
+    value_size = options.pop("value_size", size)
+    shapes = ((heads, size, queries), (kv_heads, size, n), (kv_heads, value_size, n))
+    leaves = [make(torch, h, d, rows, layout, g).requires_grad_() for h, d, rows in shapes]
     if options.pop("sinks", False):
         options["sinks"] = torch.randn(heads, generator=g).requires_grad_()
         leaves.append(options["sinks"])
@@ -91,8 +110,10 @@ def operators(torch) -> dict:
     g = torch.Generator().manual_seed(0)
 
     def inputs(n):
+        """Values of another size, apart from each other."""
         end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(n), n)).subtree_end)
-        return [make(torch, h, 16, n, "columns", g).requires_grad_() for h in (2, 1, 1)], end
+        shapes = ((2, 16, "columns"), (1, 16, "columns"), (1, 32, "latent"))
+        return [make(torch, h, size, n, layout, g).requires_grad_() for h, size, layout in shapes], end
 
     def attend(q, k, v, end):
         return tree_attention(q, k, v, subtree_end=end, impl="triton")

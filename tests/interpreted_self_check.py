@@ -12,13 +12,15 @@ def main() -> None:
     from treepack.attention import rule as triton_rule
     from treepack.attention import self_check
 
-    def tensors(heads, kv_heads, layout="columns"):
+    def tensors(heads, kv_heads, layout="columns", values=16, beside=0):
         shapes = {"columns": (7, heads, 16), "rows": (heads, 7, 16), "strided": (heads, 16, 7)}
         orders = {"columns": (0, 1, 2), "rows": (1, 0, 2), "strided": (2, 0, 1)}
         found = []
         for count in (heads, kv_heads, kv_heads):
             shape = [count if size == heads else size for size in shapes[layout]]
             found.append(torch.zeros(shape).permute(orders[layout]))
+        if values != 16 or beside:
+            found[2] = torch.zeros(7, kv_heads, values + beside)[..., beside:]
         return found
 
     def verdict(inputs=None, window=False, softcap=False, sinks=False, training=True, with_lse=False):
@@ -29,9 +31,11 @@ def main() -> None:
         "scoring": verdict(training=False),
         "grouped, lse": verdict(tensors(2, 1, "rows"), with_lse=True),
         "everything": verdict(tensors(2, 2, "strided"), window=True, softcap=True, sinks=True),
+        "two sizes, latent": verdict(tensors(2, 1, "rows", values=32, beside=8)),
     }
     report = {name: [*x.features, x.wrong] for name, x in found.items()}
-    report["facts"] = list(found["scoring"][:4])
+    report["facts"] = list(found["scoring"][:5])
+    report["sizes"] = [x.sizes() for x in (found["scoring"], found["scoring"]._replace(value_size=24))]
 
     # Kernels that are a little wrong somewhere.
     forward, backward = triton_op.forward_pass, triton_op.backward_pass

@@ -28,9 +28,10 @@ KIMI = MOE | {
     "q_lora_rank": None,
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
+    "v_head_dim": 6,
     "first_k_dense_replace": 1,
 }
+BAILING = KIMI | {"num_local_experts": 4, "n_group": 1, "topk_group": 1, "q_lora_rank": 12, "head_dim": 4}
 CONVOLUTION = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
 # Chunks shorter than the samples.
 MAMBA = {
@@ -72,6 +73,7 @@ HYBRIDS = {
     "qwen3_5_moe_text": DELTA | EXPERTS,
     "olmo_hybrid": DELTA | {"linear_allow_neg_eigval": True},
     "kimi_linear": KIMI,
+    "bailing_hybrid": BAILING,
     "lfm2": CONVOLUTION,
     "lfm2_moe": CONVOLUTION | MOE | {"num_dense_layers": 1},
     "nemotron_h": NEMOTRON,

@@ -4,8 +4,9 @@ import dense_reference  # noqa: F401
 import numpy as np
 import torch
 from tiny_hybrids import HYBRIDS, MOE
+from tiny_latent import LATENT
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import treepack
@@ -59,17 +60,18 @@ FAMILIES = {
 
 def config(family, **more):
     """The config of a family (a suffix after the name of the model type is free: `qwen2_window`)."""
-    kind = family.removesuffix("_window")
-    sizes = COMMON | (FAMILIES | HYBRIDS).get(family, {}) | more
+    kind = family if family in CONFIG_MAPPING else family.rpartition("_")[0]
+    sizes = COMMON | (FAMILIES | HYBRIDS | LATENT).get(family, {}) | more
     return CONFIG_MAPPING[kind](**sizes)
 
 
 def tiny(family, dtype=torch.float64, attention="treepack", seed=0, **more):
     """A random model with weights large enough that attention, windows, caps and sinks matter."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        config(family, **more), attn_implementation=attention, experts_implementation="eager"
-    )
+    settings = config(family, **more)
+    # Mistral 4 is known as the text of a model that takes images.
+    auto = AutoModelForCausalLM if type(settings) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    model = auto.from_config(settings, attn_implementation=attention, experts_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 or "sinks" in name or "bias" in name:

@@ -16,8 +16,9 @@ import forests  # noqa: E402
 from treepack.attention import TreeTiles, reference, tiles, tree_attention, tree_tiles  # noqa: E402  # noqa: E402
 
 
-def inputs(n, heads=4, kv_heads=2, size=16, dtype=torch.float32):
-    return [torch.randn(1, n, h, size, dtype=dtype).transpose(1, 2) for h in (heads, kv_heads, kv_heads)]
+def inputs(n, heads=4, kv_heads=2, size=16, dtype=torch.float32, values=None):
+    shapes = ((heads, size), (kv_heads, size), (kv_heads, values or size))
+    return [torch.randn(1, n, *shape, dtype=dtype).transpose(1, 2) for shape in shapes]
 
 
 def random_end(n, seed=0, padding=0):
@@ -56,7 +57,14 @@ def test_importing_treepack_does_not_import_torch():
         ({"subtree_end": torch.zeros(8)}, TypeError, "float32"),
         ({"subtree_end": [8] * 8}, TypeError, "list"),
         ({"k": torch.zeros(1, 3, 8, 16)}, ValueError, "multiple of k heads"),
-        ({"v": torch.zeros(1, 2, 8, 8)}, ValueError, "same head size"),
+        (
+            {"k": torch.zeros(1, 2, 8, 8)},
+            ValueError,
+            r"q and k must have the same head size \(that of v may be another\): .* k \(1, 2, 8, 8\)",
+        ),
+        ({"v": torch.zeros(1, 2, 8, 0)}, ValueError, r"head sizes must be at least 1: .* v \(1, 2, 8, 0\)"),
+        ({"v": torch.zeros(1, 2, 8, 12), "impl": "triton"}, ValueError, r"multiples of 8, .* not 12 \(v\)"),
+        ({"v": torch.zeros(1, 2, 8, 264), "impl": "triton_plain"}, ValueError, r"from 8 to 256, not 264 \(v\)"),
         ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "same length"),
         ({"q": torch.zeros(2, 4, 8, 16)}, ValueError, "batch size must be 1"),
         ({"q": torch.zeros(8, 4, 16)}, ValueError, r"all \(N, H, D\)"),
@@ -68,8 +76,13 @@ def test_importing_treepack_does_not_import_torch():
         ({"impl": "triton"}, RuntimeError, "needs a GPU"),
         ({"impl": "fa4"}, TypeError, "bfloat16 and float16, not torch.float32"),
         ({"impl": "fa4", "softcap": 1.0}, ValueError, "does not take softcap"),
+        (
+            {"impl": "fa4", **dict(zip("qkv", inputs(8, 4, 2, 128, torch.bfloat16, 64), strict=True))},
+            ValueError,
+            'one head size, not 128 for q and k and 64 for v; impl="triton" and impl="flex" take two',
+        ),
     ],
-    ids=str,
+    ids=lambda x: str(x)[:40],
 )
 def test_errors_say_what_is_wrong(change, error, message):
     q, k, v = inputs(8)
@@ -180,8 +193,8 @@ def test_lists_that_do_not_go_with_the_tree_are_named():
 )
 def test_flex(options):
     """Values only: FlexAttention has no backward pass on the CPU (tests/gpu has it)."""
-    for n, padding in ((150, 0), (200, 9)):
-        end, (q, k, v) = random_end(n, padding=padding), inputs(n + padding)
+    for n, padding, values in ((150, 0, 16), (200, 9, 16), (90, 5, 24), (90, 0, 8)):
+        end, (q, k, v) = random_end(n, padding=padding), inputs(n + padding, values=values)
         more = {**options, "sinks": torch.randn(4)} if options.get("sinks") else options
         out, lse = tree_attention(q, k, v, subtree_end=end, impl="flex", return_lse=True, **more)
         want, want_lse = tree_attention(q, k, v, subtree_end=end, impl="reference", return_lse=True, **more)

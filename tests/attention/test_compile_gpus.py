@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = ((80,), (89,), (90,), (100,), (120,)) if tritons.LONG else ((80, 100, 120),)
 QUICK = "--size 256 --kernel forward dkv dq --feature plain --dtype bf16"
 ARGUMENTS = [] if tritons.LONG else QUICK.split()
-COMPILED = 4 * 2 * (6 + 1) if tritons.LONG else 3  # kernels; features; head sizes in bfloat16 and float16
+COMPILED = 4 * 2 * (7 + 1) if tritons.LONG else 3  # kernels; features; head sizes in bfloat16 and float16
 MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 
 
@@ -85,11 +85,11 @@ def test_what_does_not_fit_fails(gpu_compile, monkeypatch, capsys, shared, tenso
     monkeypatch.setattr(sys, "argv", [*command, "--dtype", "bf16"])
     assert gpu_compile.main() == (0 if said is None else 1)
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("sm_120  dq         64 bf16  plain")
+    assert line.startswith("sm_120  dq            64 bf16  plain")
     assert said is None or line.endswith(said)
 
 
-def launches(gpu_compile, monkeypatch, size, options):
+def launches(gpu_compile, monkeypatch, sizes, options):
     """{kernel: its arguments by name}, of the launches for one layer of Hugging Face's views."""
     from treepack.attention.triton import launch as triton_launch
 
@@ -107,8 +107,12 @@ def launches(gpu_compile, monkeypatch, size, options):
     for name, kernel in gpu_compile.KERNELS.items():
         monkeypatch.setattr(triton_launch, f"{name}_kernel", Recorder(name, kernel))
     n, heads, kv_heads = 256, 4, 2
-    q, out, dout, dq = (torch.zeros(1, n, heads, size, dtype=torch.bfloat16)[0] for _ in range(4))
-    k, v, dk, dv = (torch.zeros(1, n, kv_heads, size, dtype=torch.bfloat16)[0] for _ in range(4))
+
+    def make(count, size):
+        return torch.zeros(1, n, count, size, dtype=torch.bfloat16)[0]
+
+    (q, dq), (out, dout) = ([make(heads, size) for _ in range(2)] for size in sizes)
+    (k, dk), (v, dv) = ([make(kv_heads, size) for _ in range(2)] for size in sizes)
     lse, delta, dlse = (torch.zeros(heads, n) for _ in range(3))
     integers = torch.zeros(n, dtype=torch.int32)
     window, softcap = (5, True) if options else (0, False)
@@ -122,13 +126,14 @@ def launches(gpu_compile, monkeypatch, size, options):
 
 
 @pytest.mark.parametrize("feature", ["plain", "all"])
-@pytest.mark.parametrize("size", [64, 80, 128, 192])
+@pytest.mark.parametrize("size", ["64", "80", "128", "192", "192/128", "64/80"])
 def test_what_is_compiled_is_what_is_launched(gpu_compile, monkeypatch, size, feature):
     """Constants, descriptors, dtypes and options of a launch, as the compilation without a GPU has them."""
     kinds = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
-    for name, given in launches(gpu_compile, monkeypatch, size, feature == "all").items():
-        tile = gpu_compile.choose_tile(name, size, "bf16", 90)  # the tiles that the CPU gets, too
-        source = gpu_compile.source(name, tile, size, "bf16", gpu_compile.FEATURES[feature], split=False)
+    sizes = gpu_compile.Sizes.read(size)
+    for name, given in launches(gpu_compile, monkeypatch, sizes, feature == "all").items():
+        tile = gpu_compile.choose_tile(name, sizes, "bf16", 90)  # the tiles that the CPU gets, too
+        source = gpu_compile.source(name, tile, sizes, "bf16", gpu_compile.FEATURES[feature], split=False)
         kernel = gpu_compile.KERNELS[name]
         assert given["num_warps"] == tile.warps
         assert given.get("num_stages", 3) == tile.stages
@@ -151,11 +156,17 @@ def test_the_tiles_of_each_gpu():
     """One stage where two do not fit on Blackwell; on Hopper, where they were measured, and on small GPUs as before."""
     from treepack.attention.triton.common import Tile, select_tiles
 
-    assert select_tiles(256, 2, 232_448, 9).dkv == select_tiles(192, 2, 232_448, 9).dkv == Tile(64, 64, 8, 2)
-    assert select_tiles(256, 2, 232_448, 10).dkv == select_tiles(192, 2, 232_448, 10).dkv == Tile(64, 64, 8, 1)
-    assert select_tiles(128, 2, 232_448, 10) == select_tiles(128, 2, 232_448, 9)
-    assert select_tiles(256, 2, 101_376, 12) == select_tiles(256, 2, 166_912, 8)
-    assert select_tiles(256, 2, 101_376, 12).dkv == Tile(32, 32, 4, 1)
+    def tiles(size, *gpu):
+        return select_tiles(size, size, 2, *gpu)
+
+    assert tiles(256, 232_448, 9).dkv == tiles(192, 232_448, 9).dkv == Tile(64, 64, 8, 2)
+    assert tiles(256, 232_448, 10).dkv == tiles(192, 232_448, 10).dkv == Tile(64, 64, 8, 1)
+    assert tiles(128, 232_448, 10) == tiles(128, 232_448, 9)
+    assert tiles(256, 101_376, 12) == tiles(256, 166_912, 8)
+    assert tiles(256, 101_376, 12).dkv == Tile(32, 32, 4, 1)
+    for other, wider in (((192, 128), 256), ((64, 128), 128), ((96, 64), 128), ((16, 24), 32)):
+        for sizes in (other, other[::-1]):
+            assert select_tiles(*sizes, 2, 232_448, 9) == tiles(wider, 232_448, 9)
 
 
 def test_a_launch_asks_the_device_for_its_tiles(monkeypatch):
@@ -163,9 +174,10 @@ def test_a_launch_asks_the_device_for_its_tiles(monkeypatch):
     from treepack.attention.triton import launch as triton_launch
 
     q = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=7), shape=(10, 4, 192), element_size=lambda: 2)
+    v = SimpleNamespace(shape=(10, 4, 128))
     monkeypatch.setattr(triton_launch, "device_limits", lambda index: (232_448, 148))
     for capability, table in (((10, 0), triton_common.BLACKWELL), ((9, 0), triton_common.LARGE)):
         triton_launch._device_tiles.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
-        assert triton_launch.choose_tiles(q) == table[256]
+        assert triton_launch.choose_tiles(q, v) == table[256]
     triton_launch._device_tiles.cache_clear()

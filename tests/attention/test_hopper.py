@@ -55,15 +55,18 @@ def test_compiled_for_hopper(version):
 
 
 def hopper(monkeypatch, version=None):
-    """What `choose` says, as on an H100, for a query tensor of this dtype and head size."""
+    """What `choose` says, as on an H100, for queries and values of this dtype and these head sizes."""
     monkeypatch.setattr(triton_rule, "capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(triton_rule.triton, "__version__", version or "3.6.0")
     triton_rule._say.cache_clear()
 
-    def rule(impl="triton", dtype=torch.bfloat16, size=128, window=0, softcap=0.0, scale=0.1, cuda=True):
-        q = SimpleNamespace(is_cuda=cuda, dtype=dtype, shape=(10, 4, size), device=torch.device("cuda:0"))
-        return triton_rule.choose(impl, q, window, softcap, scale)
+    def rule(impl="triton", dtype=torch.bfloat16, size=128, values=None, window=0, softcap=0.0, scale=0.1, cuda=True):
+        q, v = (
+            SimpleNamespace(is_cuda=cuda, dtype=dtype, shape=(10, 4, x), device=torch.device("cuda:0"))
+            for x in (size, values or size)
+        )
+        return triton_rule.choose(impl, q, v, window, softcap, scale)
 
     return rule
 
@@ -74,6 +77,8 @@ def hopper(monkeypatch, version=None):
         ({}, True),
         ({"size": 64, "dtype": torch.float16}, True),
         ({"size": 96}, False),
+        ({"size": 192, "values": 128}, False),
+        ({"size": 64, "values": 128}, False),
         ({"dtype": torch.float32}, False),
         ({"softcap": 1e-25}, False),
         ({"scale": -0.1}, False),
@@ -154,7 +159,7 @@ def test_a_gpu_before_ampere_is_named(monkeypatch):
     q = SimpleNamespace(is_cuda=True, dtype=torch.float16, shape=(10, 4, 64), device=torch.device("cuda:0"))
     message = r'impl="triton" needs a GPU of compute capability 8\.0 .* cuda:0 has 7\.5; impl="reference" runs anywhere'
     with pytest.raises(RuntimeError, match=message):
-        triton_rule.check("triton", q)
+        triton_rule.check("triton", q, q)
 
 
 @pytest.mark.parametrize(
@@ -262,12 +267,18 @@ def test_layouts_that_descriptors_read():
     assert triton_common.matrix_view(columns) == ([50, 256], 256, triton_common.COLUMNS)
     assert triton_common.matrix_view(rows) == ([200, 64], 64, triton_common.ROWS)
     assert triton_common.matrix_view(fused) == ([50, 256], 768, triton_common.COLUMNS)
+    latent = torch.zeros(50, 4, 128 + 64, dtype=torch.bfloat16)[..., 128:]  # the values beside the keys of each head
+    assert triton_common.matrix_view(latent, apart=True) == ([50, 3 * 192 + 64], 768, triton_common.APART)
+    assert triton_common.matrix_view(latent) is None
+    assert triton_common.matrix_view(columns, apart=True) == triton_common.matrix_view(columns)
+    padded = torch.zeros(50, 4, 128 + 80, dtype=torch.bfloat16)[..., 128:]  # a tile would reach between the heads
+    assert triton_common.matrix_view(padded, apart=True) is None
     for other in (
         torch.zeros(4, 64, 50, dtype=torch.bfloat16).permute(2, 0, 1),  # the head size is not innermost
         torch.zeros(50 * 4 * 64 + 1, dtype=torch.bfloat16)[1:].view(50, 4, 64),  # rows do not start on 16 bytes
         torch.zeros(50, 4, 64, dtype=torch.bfloat16)[:, :1].expand(50, 4, 64),  # heads that are one
     ):
-        assert triton_common.matrix_view(other) is None
+        assert triton_common.matrix_view(other, apart=True) is None
 
 
 def trees():

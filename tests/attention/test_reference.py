@@ -27,9 +27,11 @@ def small():
     return forest, torch.from_numpy(forest.subtree_end)
 
 
-def inputs(n, heads, kv_heads, size, seed=0, dtype=torch.float64):
+def inputs(n, heads, kv_heads, size, seed=0, dtype=torch.float64, values=None):
+    """q, k and v; `values`: the head size of v where it is another."""
     g = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(n, h, size, generator=g, dtype=dtype) for h in (heads, kv_heads, kv_heads))
+    shapes = ((heads, size), (kv_heads, size), (kv_heads, values or size))
+    q, k, v = (torch.randn(n, *shape, generator=g, dtype=dtype) for shape in shapes)
     return q, k, v
 
 
@@ -82,7 +84,10 @@ def test_values_by_hand():
     assert lse[0].exp().tolist() == pytest.approx([1, 2, 3, 4, 3, 4, 1, 1])  # the log of padding is 0
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "values"),
+    [(1, 1, 8, 8), (4, 4, 8, 8), (6, 2, 8, 8), (4, 1, 8, 8), (2, 2, 192, 128), (6, 2, 6, 4), (4, 1, 4, 12)],
+)
 @pytest.mark.parametrize(
     "features",
     [
@@ -95,13 +100,13 @@ def test_values_by_hand():
     ],
     ids=str,
 )
-def test_every_path_alone(heads, kv_heads, features):
+def test_every_path_alone(heads, kv_heads, size, values, features):
     """Values equal each path alone; gradients equal the sum over paths, each token's upstream gradient split over
     its paths."""
     forest = forests.layout(forests.random_nests(random.Random(heads), 57), padding=2)
     end = torch.from_numpy(forest.subtree_end)
     n = forest.tokens
-    leaves = [x.requires_grad_() for x in inputs(n, heads, kv_heads, 8)]
+    leaves = [x.requires_grad_() for x in inputs(n, heads, kv_heads, size, values=values)]
     features = dict(features)
     if features.get("sinks"):
         features["sinks"] = torch.randn(heads, dtype=torch.float64, requires_grad=True)
@@ -116,7 +121,7 @@ def test_every_path_alone(heads, kv_heads, features):
     loss_paths = 0.0
     loss_tree = torch.zeros((), dtype=torch.float64)
     for path in forest.paths:
-        weight = torch.randn(len(path), heads, 8, generator=g, dtype=torch.float64)
+        weight = torch.randn(len(path), heads, values, generator=g, dtype=torch.float64)
         weight_lse = torch.randn(heads, len(path), generator=g, dtype=torch.float64)
         o, s = alone(*leaves[:3], torch.from_numpy(path), **features)
         torch.testing.assert_close(out[path], o)
@@ -132,7 +137,7 @@ def test_every_path_alone(heads, kv_heads, features):
 def test_gradcheck():
     forest = forests.layout([(2, [(1, []), (2, [])])], padding=1)
     end = torch.from_numpy(forest.subtree_end)
-    q, k, v = (x.requires_grad_() for x in inputs(forest.tokens, 2, 1, 3))
+    q, k, v = (x.requires_grad_() for x in inputs(forest.tokens, 2, 1, 3, values=2))
     sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda q, k, v, s: tree_attention(q, k, v, end, softcap=2.0, sinks=s, return_lse=True), (q, k, v, sinks)
@@ -155,14 +160,15 @@ def test_padding_is_zero(sinks):
         assert (x.grad[:5] != 0).any()
 
 
-def test_layouts_agree():
+@pytest.mark.parametrize("values", [8, 12, 6])
+def test_layouts_agree(values):
     forest = forests.layout(SMALL)
     end = torch.from_numpy(forest.subtree_end)
-    q, k, v = inputs(forest.tokens, 4, 2, 8)
+    q, k, v = inputs(forest.tokens, 4, 2, 8, values=values)
     out, lse = tree_attention(q, k, v, end, return_lse=True)
     hf = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
     out4, lse4 = tree_attention(*hf, end, return_lse=True)
-    assert out4.shape == hf[0].shape
+    assert out4.shape == (1, 4, forest.tokens, values)
     assert lse4.shape == (1, 4, forest.tokens)
     assert torch.equal(out4[0].transpose(0, 1), out)
     assert torch.equal(lse4[0], lse)
@@ -211,12 +217,14 @@ def test_errors_name_the_shapes():
     ids=str,
 )
 @pytest.mark.parametrize("with_lse", [False, True])
-def test_both_passes_are_those_of_autograd(options, with_lse):
+@pytest.mark.parametrize("values", [6, 4, 9])
+def test_both_passes_are_those_of_autograd(options, with_lse, values):
     """The equations of docs/kernel.md against autograd, in float64; padding rows among them."""
     options = dict(options)
     g = torch.Generator().manual_seed(4)
     end = torch.from_numpy(forests.layout(forests.random_nests(random.Random(4), 40), padding=3).subtree_end)
-    q, k, v, dout = (torch.randn(43, h, 6, generator=g, dtype=torch.float64) for h in (4, 2, 2, 4))
+    shapes = ((4, 6), (2, 6), (2, values), (4, values))
+    q, k, v, dout = (torch.randn(43, *shape, generator=g, dtype=torch.float64) for shape in shapes)
     dlse = torch.randn(4, 43, generator=g, dtype=torch.float64) if with_lse else None
     if options.pop("sinks", False):
         options["sinks"] = torch.randn(4, generator=g, dtype=torch.float64)

@@ -37,6 +37,7 @@ def results() -> dict:
         ("scoring", []),
         ("grouped, lse", ["forward and backward"]),
         ("everything", ["sliding_window", "softcap", "sinks", "forward and backward"]),
+        ("two sizes, latent", ["forward and backward"]),
     ],
 )
 def test_right_kernels_pass(results, case, features):
@@ -44,7 +45,8 @@ def test_right_kernels_pass(results, case, features):
 
 
 def test_what_a_verdict_says(results):
-    assert results["facts"] == ["portable", "cpu", "float32", 16]
+    assert results["facts"] == ["portable", "cpu", "float32", 16, 16]
+    assert results["sizes"] == ["16", "16 / 24"]
 
 
 def test_a_wrong_row_is_found(results):
@@ -77,25 +79,28 @@ class OnGpu:
 
         def check(*arguments):
             self.ran.append(arguments)
-            return self_check.Verdict("portable", "a GPU", "bfloat16", 64, (), 1.0, wrong)
+            return self_check.Verdict("portable", "a GPU", "bfloat16", 64, 64, (), 1.0, wrong)
 
         monkeypatch.setattr(self_check, "_check", check)
 
-    def call(self, dtype=torch.bfloat16, size=64, index=0, kv_heads=4, plain=True, training=True, window=False):
-        def tensor(heads):
+    def call(
+        self, dtype=torch.bfloat16, size=64, values=64, index=0, kv_heads=4, plain=True, training=True, window=False,
+        beside=0,
+    ):  # fmt: skip
+        def tensor(heads, size, beside=0):
             return SimpleNamespace(
                 shape=(9, heads, size), dtype=dtype, plain=plain, device=SimpleNamespace(index=index),
-                stride=lambda axis: (heads * size, size, 1)[axis],
+                stride=lambda axis: (heads * (size + beside), size + beside, 1)[axis],
             )  # fmt: skip
 
-        k = tensor(kv_heads)
-        self_check.at_first_use(triton_rule.PLAIN, tensor(4), k, k, window, False, False, training, False)
+        q, k, v = tensor(4, size), tensor(kv_heads, size), tensor(kv_heads, values, beside)
+        self_check.at_first_use(triton_rule.PLAIN, q, k, v, window, False, False, training, False)
 
 
 def test_once_for_each_kind_of_call(monkeypatch):
     gpu = OnGpu(monkeypatch)
-    kinds = [{}, {"dtype": torch.float16}, {"size": 128}, {"index": 1}, {"kv_heads": 2}, {"training": False},
-             {"window": True}]  # fmt: skip
+    kinds = [{}, {"dtype": torch.float16}, {"size": 128}, {"values": 128}, {"index": 1}, {"kv_heads": 2},
+             {"training": False}, {"window": True}, {"beside": 8}]  # fmt: skip
     for _ in range(3):
         for kind in kinds:
             gpu.call(**kind)

@@ -44,7 +44,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING, ids=str)
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss", "youtu"])
 def test_drawn_trees_and_cuts(family, checkpointing):
     rng = np.random.default_rng(0)
     model = tiny(family).train()

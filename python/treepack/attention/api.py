@@ -48,8 +48,9 @@ def tree_attention(
         q: (1, H, N, D) as Hugging Face gives it (any strides, no copy is made) or (N, H, D); bfloat16, float16 or
             float32. It may have fewer rows than k and v: the queries are then the last rows of the forest, as in a
             range of a tree behind the keys of its ancestors.
-        k, v: the same with H_kv heads; H must be a multiple of H_kv. Where q is shorter, by a number that is no
-            multiple of 128, the kernels copy them.
+        k, v: the same with H_kv heads; H must be a multiple of H_kv. v may have a head size D_V of its own, as in
+            multi-head latent attention. Where q is shorter, by a number that is no multiple of 128, the kernels copy
+            them.
         tree: a `PackedTree` or `TreeTiles` on the device of q: anything with `subtree_end`, and optionally
             `position_ids` and `tiles`.
         subtree_end: (N,) instead of a tree.
@@ -65,8 +66,8 @@ def tree_attention(
             elsewhere.
 
     Returns:
-        Output in the shape and dtype of q, stored as (N, H, D), or `(output, lse)`. At padding rows both are 0, and
-        so are all gradients.
+        Output in the shape and dtype of q, with the head size of v, stored as (N, H, D_V), or `(output, lse)`. At
+        padding rows both are 0, and so are all gradients.
 
     Raises:
         ValueError: shapes, lengths, devices or options that do not fit; the message says what was given and what is
@@ -120,7 +121,7 @@ def _padded_in_front(x: Tensor, rows: int) -> Tensor:
 def _run(
     impl: str, q: Tensor, k: Tensor, v: Tensor, tiles: TreeTiles, options: dict[str, Any], with_lse: bool
 ) -> tuple[Tensor, Tensor, float]:
-    """(out (N, H, D), lse (H, N), the factor that makes lse natural) of a kernel."""
+    """(out (N, H, D_V), lse (H, N), the factor that makes lse natural) of a kernel."""
     if impl in TRITON:
         return _triton().tree_attention(impl, q, k, v, tiles, with_lse=with_lse, **options)  # type: ignore[no-any-return]
     if impl == "flex":
@@ -168,8 +169,10 @@ def _check(
     n, heads, kv_heads = k.shape[length], q.shape[head], k.shape[head]
     if kv_heads == 0 or heads % kv_heads or v.shape[head] != kv_heads:
         raise ValueError(f"q heads must be a multiple of k heads, and k and v must have the same number: {shapes()}")
-    if k.shape[-1] != q.shape[-1] or v.shape[-1] != q.shape[-1]:
-        raise ValueError(f"q, k and v must have the same head size: {shapes()}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"q and k must have the same head size (that of v may be another): {shapes()}")
+    if not q.shape[-1] or not v.shape[-1]:
+        raise ValueError(f"the head sizes must be at least 1: {shapes()}")
     if v.shape[length] != n or q.shape[length] > n:
         raise ValueError(f"k and v must have the same length, and q that or a shorter one (the last rows): {shapes()}")
     if subtree_end.dim() != 1 or subtree_end.shape[0] != n:

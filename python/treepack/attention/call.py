@@ -23,10 +23,10 @@ def tree_attention(
     sinks: Tensor | None,
     with_lse: bool,
 ) -> tuple[Tensor, Tensor, float]:
-    """`(out (N, H, D), lse2 (H, N), the factor that makes lse2 natural)`; `tiles`: a `TreeTiles`."""
-    rule.check(impl, q)
+    """`(out (N, H, D_V), lse2 (H, N), the factor that makes lse2 natural)`; `tiles`: a `TreeTiles`."""
+    rule.check(impl, q, v)
     window, cap = sliding_window or 0, softcap or 0.0
-    kernels = rule.choose(impl, q, window, cap, scale)
+    kernels = rule.choose(impl, q, v, window, cap, scale)
     training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     self_check.at_first_use(kernels, q, k, v, window > 0, cap > 0, sinks is not None, training, with_lse)
     hopper = kernels != rule.PLAIN

@@ -2,8 +2,8 @@
 mask is ever built or compiled).
 
 Soft caps and windows become its `score_mod` and `mask_mod`; sinks rescale its output by the log-sum-exp it returns. On
-CUDA the call is compiled (once per head size and feature set, for dynamic lengths); on the CPU it runs FlexAttention's
-eager form, which is dense, for tests.
+CUDA the call is compiled (once per pair of head sizes and feature set, for dynamic lengths); on the CPU it runs
+FlexAttention's eager form, which is dense, for tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`(out (N, H, D), lse (H, N) natural)`; `cache` keeps the block mask of this tree between layers."""
+    """`(out (N, H, D_V), lse (H, N) natural)`; `cache` keeps the block mask of this tree between layers."""
     key = ("flex", sliding_window)
     if key not in cache:
         cache[key] = block_mask(subtree_end, depth() if depth else None, sliding_window)

@@ -91,16 +91,17 @@ def forward_pass(
     items_window: Tensor | None, schedule: Tensor | None, dkv_items: Tensor | None,
     scale: float, window: int, softcap: float, kernels: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, of the shape of q, lse2 (H, N) float32) for q (N - P, H, D), k and v (N, H_kv, D) of any strides.
+    """(out (N - P, H, D_V), lse2 (H, N) float32) for q (N - P, H, D), k (N, H_kv, D) and v (N, H_kv, D_V) of any
+    strides.
 
     The queries are the last rows; P, the rows before them, is a multiple of 128. lse2 is 0 there.
     `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the portable backward pass
     when a window is set; `schedule` and `dkv_items`, of the window, are read by the Hopper kernels. `kernels`: of
     `rule`.
     """
-    queries, heads, size = q.shape
+    queries, heads, _ = q.shape
     n = k.shape[0]
-    out = _empty(q, queries, heads, size)
+    out = _empty(q, queries, heads, v.shape[-1])
     lse = _empty(q, heads, _row_width(n), dtype=torch.float32)[:, :n]
     if n > queries:
         lse[:, : n - queries].zero_()
@@ -127,9 +128,9 @@ tree_attention_forward = torch.library.custom_op("treepack::tree_attention", for
 
 
 @tree_attention_forward.register_fake
-def _(q, k, *inputs):
-    n, heads, size = k.shape[0], q.shape[1], q.shape[2]
-    out = q.new_empty(q.shape[0], heads, size)
+def _(q, k, v, *inputs):
+    n, heads = k.shape[0], q.shape[1]
+    out = q.new_empty(q.shape[0], heads, v.shape[2])
     return out, q.new_empty(heads, (n + 3) // 4 * 4, dtype=torch.float32)[:, :n]
 
 
@@ -149,7 +150,7 @@ def backward_pass(
     if queries == 0:
         return dq, dk.zero_(), dv.zero_(), delta
     factor, cap = _scales(scale, softcap)
-    if portable.takes_pointers(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
+    if portable.is_scattered(dout):  # an expanded scalar, off 16 bytes, ...; q, k and v are never copied
         dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     lse = _padded_rows(lse)
@@ -159,15 +160,15 @@ def backward_pass(
             from .hopper import launch as hopper_launch
 
             slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
-            parts = tuple(_empty(lse, slots, heads, 128, q.shape[-1]) for _ in range(2))
+            parts = tuple(_empty(lse, slots, heads, 128, x.shape[-1]) for x in (k, v))
             options = (depth, factor, cap, window, softcap > 0, scale)
             hopper_launch.dq(views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, *options)
             hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, *options)
             return dq, dk, dv, delta
         split = kernels == SPLIT
         if kernels not in (LOOPED, SPLIT):
-            split = _split_heads(n, portable.dkv_tile(q, window).block_n, heads, kv_heads, 2 * _processors(q))
-        parts = [_empty(lse, n, heads, q.shape[-1]) for _ in range(2)] if split else [dk, dv]
+            split = _split_heads(n, portable.dkv_tile(q, v, window).block_n, heads, kv_heads, 2 * _processors(q))
+        parts = [_empty(lse, n, heads, x.shape[-1]) for x in (k, v)] if split else [dk, dv]
         options = (factor, cap, window, softcap > 0, scale)
         above = n - queries
         portable.delta(out, dout, None if dlse is None else dlse[:, above:].contiguous(), delta[:, above:])

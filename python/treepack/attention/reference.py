@@ -4,7 +4,7 @@
     q sees k  also needs  depth[q] - depth[k] < sliding_window  when a window is set
 
 Queries may be the last rows alone. Cost: O(N^2) memory and time per head. Axes: q = query, k = key, c = key/value head,
-g = query head within its group, d = head size.
+g = query head within its group, d = head size of q and k, e = that of v and the output.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def tree_attention(
 
     Args:
         q: (n, H, D) or (1, H, n, D), any float dtype, any device, any strides: the last n <= N rows.
-        k, v: (N, H_kv, D) or (1, H_kv, N, D); H must be a multiple of H_kv.
+        k: (N, H_kv, D) or (1, H_kv, N, D); H must be a multiple of H_kv.
+        v: the same with a head size D_V of its own.
         subtree_end: (N,) int32 or int64, one past the last descendant; `subtree_end[i] == i` marks padding.
         position_ids: (N,) depth of each token, read only with `sliding_window`; derived from `subtree_end` where
             absent.
@@ -73,7 +74,8 @@ def tree_attention(
             tolerance rules.
 
     Returns:
-        Output in the layout and dtype of q, or (output, lse). Rows of padding are 0 and give no gradient.
+        Output (n, H, D_V) or (1, H, n, D_V) in the dtype of q, or (output, lse). Rows of padding are 0 and give no
+        gradient.
 
     Raises:
         ValueError: shapes that do not fit each other.
@@ -108,7 +110,7 @@ def tree_attention(
         lse = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
     p = torch.exp(scores - lse[..., None]).masked_fill(~mask, 0.0).to(v.dtype)
     out = (
-        torch.einsum("cgqk,kcd->qcgd", p.reshape(kv_heads, group, n, keys), v).reshape(n, heads, v.shape[-1]).to(dtype)
+        torch.einsum("cgqk,kce->qcge", p.reshape(kv_heads, group, n, keys), v).reshape(n, heads, v.shape[-1]).to(dtype)
     )
     lse = lse.masked_fill(~mask.any(dim=-1), 0.0)
     if batched:
@@ -134,13 +136,13 @@ def both_passes(
     dtype of q: for a check that must leave no trace in autograd.
 
     Args:
-        q: (N, H, D); k, v: (N, H_kv, D); dout: (N, H, D), the gradient of the output.
+        q: (N, H, D); k: (N, H_kv, D); v: (N, H_kv, D_V); dout: (N, H, D_V), the gradient of the output.
         subtree_end: (N,).
         dlse: (H, N), the gradient of lse, or None.
     """
     n, heads, size = q.shape
     kv_heads = k.shape[1]
-    q, dout = (x.reshape(n, kv_heads, heads // kv_heads, size) for x in (q, dout))
+    q, dout = (x.reshape(n, kv_heads, heads // kv_heads, x.shape[-1]) for x in (q, dout))
     wide = torch.promote_types(q.dtype, torch.float32)
     mask = tree_mask(subtree_end, position_ids, sliding_window)
     x = torch.einsum("qcgd,kcd->cgqk", q, k) * scale
@@ -153,19 +155,19 @@ def both_passes(
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.to(wide).reshape(kv_heads, -1, 1))
     p = torch.exp(s - lse[..., None]).masked_fill(~mask, 0.0)
-    out = torch.einsum("cgqk,kcd->qcgd", p.to(v.dtype), v)
+    out = torch.einsum("cgqk,kce->qcge", p.to(v.dtype), v)
     delta = (out * dout).to(wide).sum(-1).permute(1, 2, 0)
     if dlse is not None:
         delta = delta - dlse.to(wide).reshape(delta.shape)
-    ds = p * (torch.einsum("qcgd,kcd->cgqk", dout, v) - delta[..., None])
+    ds = p * (torch.einsum("qcge,kce->cgqk", dout, v) - delta[..., None])
     if capped is not None:
         ds = ds * (1 - capped.to(wide) ** 2)
     ds = ds.to(q.dtype)
     lse = lse.masked_fill(~mask.any(dim=-1), 0.0)
     return [
-        out.reshape(n, heads, size),
+        out.reshape(n, heads, v.shape[-1]),
         lse.reshape(heads, n),
         torch.einsum("cgqk,kcd->qcgd", ds, k).reshape(n, heads, size) * scale,
         torch.einsum("cgqk,qcgd->kcd", ds, q) * scale,
-        torch.einsum("cgqk,qcgd->kcd", p.to(q.dtype), dout),
+        torch.einsum("cgqk,qcge->kce", p.to(q.dtype), dout),
     ]

@@ -29,18 +29,19 @@ PROVEN_OPTIONS = ()  # of "window", "softcap"
 INTERPRETED = launch.interpreted()
 
 
-def check(impl: str, q: Tensor) -> None:
-    """Raises where no kernel of Triton takes q: TypeError a dtype, ValueError a head size, RuntimeError a device."""
-    size = q.shape[-1]
+def check(impl: str, q: Tensor, v: Tensor) -> None:
+    """Raises where no kernel of Triton takes q and v: TypeError a dtype, ValueError a head size, RuntimeError a
+    device."""
     if q.dtype not in DTYPES:
         raise TypeError(
             f'impl="{impl}" takes bfloat16, float16 and float32, not {q.dtype}; impl="reference" takes any float dtype'
         )
-    if size % 8 or not 8 <= size <= 256:
-        raise ValueError(
-            f'impl="{impl}" takes head sizes that are multiples of 8, from 8 to 256, not {size}; '
-            'impl="reference" takes any'
-        )
+    for size, of in ((q.shape[-1], "q and k"), (v.shape[-1], "v")):
+        if size % 8 or not 8 <= size <= 256:
+            raise ValueError(
+                f'impl="{impl}" takes head sizes that are multiples of 8, from 8 to 256, not {size} ({of}); '
+                'impl="reference" takes any'
+            )
     if INTERPRETED:
         return
     if not q.is_cuda:
@@ -52,11 +53,11 @@ def check(impl: str, q: Tensor) -> None:
         )
 
 
-def choose(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> int:
+def choose(impl: str, q: Tensor, v: Tensor, window: int, softcap: float, scale: float) -> int:
     """Which set of kernels runs: one of the numbers above."""
     if impl == "triton_plain":
         return PLAIN
-    objection = gluon_objection(q, window, softcap, scale)
+    objection = gluon_objection(q, v, window, softcap, scale)
     if objection is not None:
         if impl == "gluon":
             raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
@@ -72,7 +73,7 @@ def choose(impl: str, q: Tensor, window: int, softcap: float, scale: float) -> i
     return PLAIN
 
 
-def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str | None:
+def gluon_objection(q: Tensor, v: Tensor, window: int, softcap: float, scale: float) -> str | None:
     """Why the Hopper kernels do not cover this call, or None; layouts are looked at when it runs."""
     if not on_hopper(q):
         return f"they need a GPU of compute capability 9.0 (H100, H200), q is on {q.device}"
@@ -82,6 +83,8 @@ def gluon_objection(q: Tensor, window: int, softcap: float, scale: float) -> str
         return f"they take bfloat16 and float16, not {q.dtype}"
     if q.shape[-1] not in GLUON_SIZES:
         return f"they take head sizes {', '.join(map(str, GLUON_SIZES))}, not {q.shape[-1]}"
+    if v.shape[-1] != q.shape[-1]:
+        return f"they take q, k and v of one head size, not {q.shape[-1]} for q and k and {v.shape[-1]} for v"
     if softcap:  # the mask meets the cap then, in place of the scale
         return None if softcap >= GLUON_SCALE else f"they take a softcap of at least {GLUON_SCALE}, not {softcap}"
     return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"

@@ -2,8 +2,9 @@
 """The first use of a set of kernels in a process, on a small tree: the kernels against the reference, both passes.
 
 Kernels are tested on few machines and run on many: GPUs, drivers and compilers that nobody tried give wrong numbers
-without an error, now and then. So the first call for a device, dtype, head size and set of features is checked, on
-values of its own, on the stream of the call; what is wrong raises, and every later call of the kind raises again.
+without an error, now and then. So the first call for a device, dtype, pair of head sizes and set of features is
+checked, on values of its own, on the stream of the call; what is wrong raises, and every later call of the kind raises
+again.
 Nothing of it reaches autograd: a checkpoint counts the tensors that its region saves.
 
 `TREEPACK_SELF_CHECK=0` leaves it out. A call that is compiled or captured into a graph is not checked; the warm-up
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from .._pages import page
 from . import operator, reference, rule, tiles, tolerance
-from .triton.common import COLUMNS, POINTERS, ROWS, matrix_view
+from .triton.common import APART, COLUMNS, POINTERS, ROWS, matrix_view
 
 LABELS = ("out", "lse", "dq", "dk", "dv")
 NAMES = {rule.PLAIN: "portable", rule.AUTO: "Hopper", rule.GLUON: "Hopper"}
@@ -43,10 +44,15 @@ class Verdict(NamedTuple):
     kernels: str
     device: str
     dtype: str
-    head_size: int
+    head_size: int  # of q and k
+    value_size: int
     features: tuple[str, ...]
     milliseconds: float  # compilation included
     wrong: str  # "" where the kernels are right
+
+    def sizes(self) -> str:
+        """The head sizes: one number, or "192 / 128" where that of v is another."""
+        return f"{self.head_size}" + (f" / {self.value_size}" if self.value_size != self.head_size else "")
 
 
 _verdicts: dict[tuple, Verdict | None] = {}  # None: not to be checked
@@ -74,10 +80,9 @@ def at_first_use(
     """
     if not operator.is_plain(q) or rule.INTERPRETED:
         return
-    size = q.shape[-1]
-    side_by_side = q.stride(1) == k.stride(1) == v.stride(1) == size
-    key = (q.device.index, q.dtype, size, kernels, side_by_side, k.shape[1] != q.shape[1], window, softcap, sinks,
-           training, with_lse)  # fmt: skip
+    side_by_side = tuple(x.stride(1) == x.shape[-1] for x in (q, k, v))
+    key = (q.device.index, q.dtype, q.shape[-1], v.shape[-1], kernels, side_by_side, k.shape[1] != q.shape[1], window,
+           softcap, sinks, training, with_lse)  # fmt: skip
     verdict = _verdicts.get(key, _verdicts)  # the dictionary itself: not there
     if verdict is _verdicts:
         if torch.cuda.is_current_stream_capturing():
@@ -117,6 +122,7 @@ def _check(
         device=torch.cuda.get_device_name(q.device) if q.is_cuda else str(q.device),
         dtype=str(q.dtype).removeprefix("torch."),
         head_size=q.shape[-1],
+        value_size=v.shape[-1],
         features=tuple(name for name, there in options.items() if there),
         milliseconds=round((time.perf_counter() - started) * 1e3, 1),
         wrong="; ".join(dict.fromkeys(wrong)),
@@ -127,7 +133,7 @@ def _message(verdict: Verdict) -> str:
     other = 'impl="triton_plain" runs the portable kernels, ' if verdict.kernels == "Hopper" else ""
     return (
         f"the {verdict.kernels} kernels of tree attention give wrong results here, with {verdict.dtype}, head size "
-        f"{verdict.head_size}, {', '.join(verdict.features)}: {verdict.wrong}. This is {verdict.device}, torch "
+        f"{verdict.sizes()}, {', '.join(verdict.features)}: {verdict.wrong}. This is {verdict.device}, torch "
         f"{torch.__version__}, Triton {triton.__version__}, CUDA {torch.version.cuda}, Python "
         f'{platform.python_version()}. {other}impl="flex" and impl="reference" do without them; tested versions are '
         f"in {page('kernel', 'versions-of-triton')}. TREEPACK_SELF_CHECK=0 leaves this check out"
@@ -135,7 +141,7 @@ def _message(verdict: Verdict) -> str:
 
 
 class _Case:
-    """Values like those of a call: its dtype, head size, group and layouts, on a small tree."""
+    """Values like those of a call: its dtype, head sizes, group and layouts, on a small tree."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, heads: int, kv_heads: int, window: bool, softcap: bool, sinks: bool
@@ -147,13 +153,14 @@ class _Case:
 
         def draw(like: Tensor, count: int, layout: int = COLUMNS) -> Tensor:
             n, size = len(end), like.shape[-1]
+            width = 2 * size if layout == APART else size
             shape, axes = _SHAPES[layout]
-            shape = [{"n": n, "h": count, "d": size}[axis] for axis in shape]
+            shape = [{"n": n, "h": count, "d": width}[axis] for axis in shape]
             values = torch.randn(shape, generator=generator, device=q.device, dtype=torch.float32)
-            return values.to(like.dtype).permute(axes)
+            return values.to(like.dtype).permute(axes)[..., width - size :]
 
         self.q, self.k, self.v = (draw(x, h, _layout(x)) for x, h in ((q, heads), (k, kv_heads), (v, kv_heads)))
-        self.dout = draw(q, heads)
+        self.dout = draw(v, heads)
         self.dlse = self.dout[..., 0].T.float().contiguous()
         self.sinks = torch.linspace(-1.0, 1.0, heads, device=q.device) if sinks else None
 
@@ -177,10 +184,11 @@ class _Case:
 
 # How values are stored, and the order that makes them (N, H, D).
 _SHAPES = {COLUMNS: ("nhd", (0, 1, 2)), ROWS: ("hnd", (1, 0, 2)), POINTERS: ("hdn", (2, 0, 1))}
+_SHAPES[APART] = _SHAPES[COLUMNS]
 
 
 def _layout(x: Tensor) -> int:
-    view = matrix_view(x)
+    view = matrix_view(x, apart=True)
     return POINTERS if view is None else view[2]
 
 

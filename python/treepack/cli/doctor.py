@@ -129,7 +129,7 @@ def first_uses() -> list[Check]:
     found = []
     for verdict in self_check.verdicts():
         options = ", ".join(verdict.features) or "forward"
-        detail = verdict.wrong or f"{verdict.dtype}, head size {verdict.head_size}: {options}"
+        detail = verdict.wrong or f"{verdict.dtype}, head size {verdict.sizes()}: {options}"
         name = f"first use, {verdict.kernels} kernels"
         found.append(Check(name, not verdict.wrong, detail, verdict.milliseconds))
     return found
@@ -217,7 +217,7 @@ def _kernel(torch: Any, impl: str) -> Kernel:
         if impl == "fa4":
             from ..attention.fa4.launch import require
 
-            require(q, None, None)
+            require(q, q, None, None)
             return Kernel(impl, True, _SLOW_TO_COMPILE)
         if impl == "flex" and gpu:
             importlib.import_module("treepack.attention.flex")

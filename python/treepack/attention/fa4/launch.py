@@ -38,7 +38,7 @@ def tree_attention(
         ImportError: the packages are missing or of another version; RuntimeError: no Hopper GPU; ValueError,
         TypeError: what it does not take.
     """
-    require(q, sliding_window, softcap)
+    require(q, v, sliding_window, softcap)
     if "fa4" not in cache:
         query_block = 128 if q.shape[-1] <= 64 else 64  # FlashAttention-4's own backward tile at this head size
         real = torch.arange(subtree_end.shape[0], device=subtree_end.device) < subtree_end
@@ -157,7 +157,7 @@ def _finished_first(preprocess: Any) -> Any:
     return run
 
 
-def require(q: Tensor, sliding_window: int | None, softcap: float | None) -> None:
+def require(q: Tensor, v: Tensor, sliding_window: int | None, softcap: float | None) -> None:
     """Raises as `tree_attention` does where FlashAttention-4 cannot take this call here; compiles nothing."""
     unsupported = [
         name for name, value in (("sliding_window", sliding_window), ("softcap", softcap)) if value is not None
@@ -170,6 +170,11 @@ def require(q: Tensor, sliding_window: int | None, softcap: float | None) -> Non
         raise ValueError(
             f'impl="fa4" takes head sizes that are multiples of 8, up to 128, not {q.shape[-1]}; '
             'impl="triton" goes to 256'
+        )
+    if v.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f'impl="fa4" takes q, k and v of one head size, not {q.shape[-1]} for q and k and {v.shape[-1]} for v; '
+            'impl="triton" and impl="flex" take two'
         )
     if not q.is_cuda:
         raise RuntimeError(f'impl="fa4" needs a Hopper GPU, q is on {q.device}')

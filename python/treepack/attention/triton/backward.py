@@ -21,14 +21,14 @@ from .common import LOG2E, load_tile, next_full, query_item, store_tile, tanh, t
 @triton.jit(do_not_specialize=["N", "H", "row_h"])
 def delta_kernel(
     OUT, DOUT, DLSE, DELTA, do_n, do_h, do_d, row_h, N, H,
-    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HAS_DLSE: tl.constexpr,
+    BM: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     n_tiles = tl.cdiv(N, BM)
     h = tl.program_id(0) // n_tiles
     m0 = (tl.program_id(0) % n_tiles) * BM
     offs_m = m0 + tl.arange(0, BM)
-    out = load_tile(OUT, h, m0, N, H * D, D, 1, BM, D, DP, 0).to(tl.float32)
-    dout = load_tile(DOUT, h, m0, N, do_n, do_h, do_d, BM, D, DP, 0).to(tl.float32)
+    out = load_tile(OUT, h, m0, N, H * D_V, D_V, 1, BM, D_V, DP_V, 0).to(tl.float32)
+    dout = load_tile(DOUT, h, m0, N, do_n, do_h, do_d, BM, D_V, DP_V, 0).to(tl.float32)
     delta = tl.sum(out * dout, 1)
     if HAS_DLSE:
         delta -= LOG2E * tl.load(DLSE + h.to(tl.int64) * N + offs_m, mask=offs_m < N, other=0.0)
@@ -39,11 +39,12 @@ def delta_kernel(
 def _dq_step(
     dq, q, dout, lse, delta, K, V, ENDS, DEPTH, head, n0, offs_m, depth_m, N,
     k_n, k_h, k_d, v_n, v_h, v_d, scale, cap, window,
-    BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr,
+    BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     k = load_tile(K, head, n0, N, k_n, k_h, k_d, BN, D, DP, K_LAYOUT)
-    v = load_tile(V, head, n0, N, v_n, v_h, v_d, BN, D, DP, V_LAYOUT)
+    v = load_tile(V, head, n0, N, v_n, v_h, v_d, BN, D_V, DP_V, V_LAYOUT)
     s = tl.dot(q, k.T, input_precision=PRECISION) * scale
     t = s
     if SOFTCAP:
@@ -70,7 +71,8 @@ def dq_kernel(
     Q, K, V, DOUT, DQ, LSE, DELTA, ENDS, DEPTH, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, do_n, do_h, do_d,
     scale, cap, window, grad_scale, row_h, N, ABOVE, H, G, SECTION,
-    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     DQ_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -82,7 +84,7 @@ def dq_kernel(
     offs_m = m0 + tl.arange(0, BM)
 
     q = load_tile(Q, h, m0 - ABOVE, N - ABOVE, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
-    dout = load_tile(DOUT, h, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
+    dout = load_tile(DOUT, h, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D_V, DP_V, DO_LAYOUT)
     lse = tl.load(LSE + h.to(tl.int64) * row_h + offs_m, mask=offs_m < N, other=0.0)
     delta = tl.load(DELTA + h.to(tl.int64) * row_h + offs_m, mask=offs_m < N, other=0.0)
     depth_m = offs_m
@@ -99,7 +101,7 @@ def dq_kernel(
         dq = _dq_step(
             dq, q, dout, lse, delta, K, V, ENDS, DEPTH, hk, n * BN, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h,
             v_d, scale, cap, window,
-            BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+            BN, D, DP, D_V, DP_V, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
         run, n, last = next_full(run, n, last, SPLIT)
     items += 2 * runs
     for i in tl.range(0, partials * SPLIT):
@@ -107,7 +109,7 @@ def dq_kernel(
         dq = _dq_step(
             dq, q, dout, lse, delta, K, V, ENDS, DEPTH, hk, n0, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h, v_d,
             scale, cap, window,
-            BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+            BN, D, DP, D_V, DP_V, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
     store_tile(DQ, dq * grad_scale, h, m0 - ABOVE, N - ABOVE, H, BM, D, DP, DQ_LAYOUT)
 
 
@@ -115,13 +117,14 @@ def dq_kernel(
 def _dkv_step(
     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, head, m0, N, ABOVE,
     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
-    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, Q_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
+    BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    Q_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """One query tile for a resident key tile; scores transposed (n, m), so that P and dS are left factors."""
     offs_m = m0 + tl.arange(0, BM)
     q = load_tile(Q, head, m0 - ABOVE, N - ABOVE, q_n, q_h, q_d, BM, D, DP, Q_LAYOUT)
-    dout = load_tile(DOUT, head, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D, DP, DO_LAYOUT)
+    dout = load_tile(DOUT, head, m0 - ABOVE, N - ABOVE, do_n, do_h, do_d, BM, D_V, DP_V, DO_LAYOUT)
     # As (1, BM) tiles of (H, N): by pointers they would be two dozen masked copies of 4 bytes a thread and step.
     lse = LSE.load([head, m0])
     delta = DELTA.load([head, m0])
@@ -151,9 +154,10 @@ def dkv_kernel(
     Q, K, V, DOUT, DK, DV, LSE, DELTA, END, DEPTH, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d, do_n, do_h, do_d,
     scale, cap, window, grad_scale, N, ABOVE, H, G, HEADS, SECTION,
-    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, DO_LAYOUT: tl.constexpr,
-    DKV_LAYOUT: tl.constexpr,
+    DK_LAYOUT: tl.constexpr, DV_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program per (key tile, group of HEADS query heads of one K/V head): HEADS = G writes dK and dV, HEADS = 1
@@ -173,9 +177,9 @@ def dkv_kernel(
     if WINDOW:
         depth_n = tl.load(DEPTH + offs_n, mask=offs_n < N, other=0)
     k = load_tile(K, hk, n0, N, k_n, k_h, k_d, BN, D, DP, K_LAYOUT)
-    v = load_tile(V, hk, n0, N, v_n, v_h, v_d, BN, D, DP, V_LAYOUT)
+    v = load_tile(V, hk, n0, N, v_n, v_h, v_d, BN, D_V, DP_V, V_LAYOUT)
     dk = tl.zeros([BN, DP], tl.float32)
-    dv = tl.zeros([BN, DP], tl.float32)
+    dv = tl.zeros([BN, DP_V], tl.float32)
 
     if WINDOW:
         SPLIT: tl.constexpr = LIST // BM
@@ -189,14 +193,14 @@ def dkv_kernel(
                 dk, dv = _dkv_step(
                     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m * BM, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
-                    BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+                    BM, D, DP, D_V, DP_V, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
                 run, m, last = next_full(run, m, last, SPLIT)
             for i in tl.range(0, partials * SPLIT):
                 m0 = tl.load(items + 2 * runs + i // SPLIT) * LIST + (i % SPLIT) * BM
                 dk, dv = _dkv_step(
                     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
-                    BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+                    BM, D, DP, D_V, DP_V, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
     else:
         # Query tiles of [start, full_from) and [full_to, stop) hold pairs that are not seen, those of [full_from,
         # full_to) none. One masked loop over both ends: a third copy of the step costs registers, and every loop fills
@@ -214,12 +218,12 @@ def dkv_kernel(
                 dk, dv = _dkv_step(
                     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
-                    BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+                    BM, D, DP, D_V, DP_V, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
             for m0 in tl.range(full_from, tl.minimum(full_to, stop), BM):
                 dk, dv = _dkv_step(
                     dk, dv, k, v, Q, DOUT, LSE, DELTA, DEPTH, end_n, depth_n, offs_n, h, m0, N, ABOVE,
                     q_n, q_h, q_d, do_n, do_h, do_d, scale, cap, window,
-                    BM, D, DP, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+                    BM, D, DP, D_V, DP_V, Q_LAYOUT, DO_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
     parts = H // HEADS
-    store_tile(DK, dk * grad_scale, part, n0, N, parts, BN, D, DP, DKV_LAYOUT)
-    store_tile(DV, dv, part, n0, N, parts, BN, D, DP, DKV_LAYOUT)
+    store_tile(DK, dk * grad_scale, part, n0, N, parts, BN, D, DP, DK_LAYOUT)
+    store_tile(DV, dv, part, n0, N, parts, BN, D_V, DP_V, DV_LAYOUT)

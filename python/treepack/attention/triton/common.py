@@ -2,19 +2,21 @@
 """What the Triton kernels share: loading and storing tiles, the mask, soft-capped scores, and the fixed table of
 tile sizes.
 
-Axes: m = query row, n = key row, d = head column. D = head size, DP = D rounded up to a power of two (the width of a
-tile).
+Axes: m = query row, n = key row, d = head column. D = head size of q and k, D_V = that of v and the output; DP and
+DP_V = these rounded up to a power of two (the width of a tile).
 
-A tensor reaches a kernel in one of three layouts, chosen on the host by `tile_source`:
+A tensor reaches a kernel in one of four layouts, chosen on the host by `tile_source`:
 
     COLUMNS  a 2-D host descriptor over [N, H * D]; head h starts at column h * D. What Hugging Face's transposed
     views of [1, N, H, D] are.
+    APART    the same with other columns between the heads; head h starts at column h * (stride of the heads). What
+    the values of multi-head latent attention are: one projection gives those of a head beside its keys.
     ROWS     a 2-D host descriptor over [H * N, D]; head h starts at row h * N. What a contiguous [1, H, N, D] is.
     POINTERS any other strides: a pointer and three strides, 64-bit offsets. Slower, never wrong.
 
 Tiles wider than D: with POINTERS the columns past D are 0. With COLUMNS they are the next head's values, which do no
-harm where the other factor of each
-product is 0 there (so resident tiles are then loaded by POINTERS) and where the result's columns past D are dropped.
+harm where the other factor of each product is 0 there (so resident tiles are then loaded by POINTERS) and where the
+result's columns past D are dropped. Nobody knows what lies between heads that are APART: no tile is wider there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-POINTERS, COLUMNS, ROWS = 0, 1, 2
+POINTERS, COLUMNS, ROWS, APART = 0, 1, 2, 3
 LOG2E = tl.constexpr(1.4426950408889634)
 MASKED = tl.constexpr(-1.0e30)  # finite: exp2(-inf - -inf) would be NaN in rows whose first tile is wholly masked
 
@@ -41,7 +43,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tile sizes of the three kernels at one head size."""
+    """Tile sizes of the three kernels at one pair of head sizes."""
 
     forward: Tile
     dkv: Tile
@@ -87,17 +89,17 @@ def padded_size(head_size: int) -> int:
     return max(16, triton.next_power_of_2(head_size))
 
 
-def select_tiles(head_size: int, itemsize: int, shared_memory: int, major: int) -> Tiles:
-    """The tiles for a head size, bytes per element, bytes of shared memory a block may use and the first number of the
-    compute capability."""
+def select_tiles(head_size: int, value_size: int, itemsize: int, shared_memory: int, major: int) -> Tiles:
+    """The tiles for the head sizes of q and k and of v, bytes per element, bytes of shared memory a block may use and
+    the first number of the compute capability. Two sizes get the tiles of the larger one."""
     large = BLACKWELL if major >= 10 else LARGE
     table = FLOAT32 if itemsize == 4 else large if shared_memory >= LARGE_SHARED_MEMORY else SMALL
-    return table[padded_size(head_size)]
+    return table[padded_size(max(head_size, value_size))]
 
 
-def delta_rows(head_size: int) -> int:
+def delta_rows(value_size: int) -> int:
     """Query rows of a program of the delta kernel."""
-    return 64 if head_size <= 128 else 32
+    return 64 if value_size <= 128 else 32
 
 
 def tile_source(x: Tensor, rows: int, *, resident: bool = False):
@@ -109,22 +111,24 @@ def tile_source(x: Tensor, rows: int, *, resident: bool = False):
         resident: the tile is loaded once and is the factor that must be 0 past D (see above).
 
     Returns:
-        `(argument, (stride_n, stride_h, stride_d), layout)`; strides are 0 with a descriptor, which has its own.
+        `(argument, (stride_n, stride_h, stride_d), layout)`; strides that a descriptor has itself are 0.
     """
     width = padded_size(x.shape[-1])
-    view = matrix_view(x, whole=not resident)
+    view = matrix_view(x, whole=not resident, apart=True)
     if view is None:
         return x, x.stride(), POINTERS
     shape, stride, layout = view
-    return TensorDescriptor(x, shape, [stride, 1], [rows, width]), (0, 0, 0), layout
+    strides = (0, x.stride(1), 0) if layout == APART else (0, 0, 0)
+    return TensorDescriptor(x, shape, [stride, 1], [rows, width]), strides, layout
 
 
-def matrix_view(x: Tensor, *, whole: bool = True):
-    """A (N, H, D) tensor as one matrix that a descriptor can read: `(shape, row stride, COLUMNS or ROWS)`, or None.
+def matrix_view(x: Tensor, *, whole: bool = True, apart: bool = False):
+    """A (N, H, D) tensor as one matrix that a descriptor can read: `(shape, row stride, layout)`, or None.
 
     Args:
         x: (N, H, D), any strides.
         whole: tiles wider than D may carry the next head's columns.
+        apart: the layout may be APART.
     """
     n, heads, size = x.shape
     stride_n, stride_h, stride_d = x.stride()
@@ -132,10 +136,14 @@ def matrix_view(x: Tensor, *, whole: bool = True):
         stride_n = heads * size
     aligned = x.data_ptr() % 16 == 0 and stride_n * x.element_size() % 16 == 0 and stride_n > 0
     if aligned and stride_d == 1:
-        if (stride_h == size or heads == 1) and stride_n >= heads * size and (whole or padded_size(size) == size):
+        exact = padded_size(size) == size
+        if (stride_h == size or heads == 1) and stride_n >= heads * size and (whole or exact):
             return [n, heads * size], stride_n, COLUMNS
         if stride_h == n * stride_n and stride_n >= size:
             return [heads * n, size], stride_n, ROWS
+        width = (heads - 1) * stride_h + size
+        if apart and exact and stride_h > size and stride_n >= width:
+            return [n, width], stride_n, APART
     return None
 
 
@@ -166,6 +174,8 @@ def load_tile(
         tile = x.load([row, head * D])
     elif LAYOUT == 2:
         tile = x.load([head * n_rows + row, 0])
+    elif LAYOUT == 3:
+        tile = x.load([row, head * stride_h])
     else:
         r = row + tl.arange(0, TILE)
         c = tl.arange(0, DP)

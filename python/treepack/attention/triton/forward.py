@@ -19,7 +19,8 @@ from .common import LOG2E, MASKED, load_tile, next_full, query_item, store_tile,
 def _attend(
     acc, l_i, m_i, q, K, V, ENDS, DEPTH, head, n0, offs_m, depth_m, N,
     k_n, k_h, k_d, v_n, v_h, v_d, scale, cap, window,
-    BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr,
+    BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax over the key tile that starts at n0."""
@@ -40,7 +41,7 @@ def _attend(
     alpha = tl.math.exp2(m_i - m_new)
     l_i = l_i * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
-    v = load_tile(V, head, n0, N, v_n, v_h, v_d, BN, D, DP, V_LAYOUT)
+    v = load_tile(V, head, n0, N, v_n, v_h, v_d, BN, D_V, DP_V, V_LAYOUT)
     acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, l_i, m_new
 
@@ -50,7 +51,8 @@ def forward_kernel(
     Q, K, V, OUT, LSE, END, ENDS, DEPTH, SINKS, LIST_ROWS, LIST_ITEMS,
     q_n, q_h, q_d, k_n, k_h, k_d, v_n, v_h, v_d,
     scale, cap, window, row_h, N, ABOVE, H, G, SECTION,
-    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LIST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, D_V: tl.constexpr, DP_V: tl.constexpr,
+    LIST: tl.constexpr,
     Q_LAYOUT: tl.constexpr, K_LAYOUT: tl.constexpr, V_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +70,7 @@ def forward_kernel(
         depth_m = tl.load(DEPTH + offs_m, mask=offs_m < N, other=0)
     m_i = tl.full([BM], MASKED, tl.float32)
     l_i = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, DP], tl.float32)
+    acc = tl.zeros([BM, DP_V], tl.float32)
 
     SPLIT: tl.constexpr = LIST // BN
     items, runs, fulls, partials = tile_list(LIST_ROWS, LIST_ITEMS, m0, LIST, SPLIT)
@@ -79,7 +81,7 @@ def forward_kernel(
         acc, l_i, m_i = _attend(
             acc, l_i, m_i, q, K, V, ENDS, DEPTH, hk, n * BN, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h, v_d,
             scale, cap, window,
-            BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
+            BN, D, DP, D_V, DP_V, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, False)  # fmt: skip
         run, n, last = next_full(run, n, last, SPLIT)
     items += 2 * runs
     for i in tl.range(0, partials * SPLIT):
@@ -87,7 +89,7 @@ def forward_kernel(
         acc, l_i, m_i = _attend(
             acc, l_i, m_i, q, K, V, ENDS, DEPTH, hk, n0, offs_m, depth_m, N, k_n, k_h, k_d, v_n, v_h, v_d, scale, cap,
             window,
-            BN, D, DP, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
+            BN, D, DP, D_V, DP_V, K_LAYOUT, V_LAYOUT, WINDOW, SOFTCAP, PRECISION, True)  # fmt: skip
 
     if HAS_SINKS:
         sink = tl.load(SINKS + h) * LOG2E
@@ -100,5 +102,5 @@ def forward_kernel(
     real = offs_m < tl.load(END + offs_m, mask=offs_m < N, other=0)
     l_i = tl.where(real, l_i, 1.0)
     acc = tl.where(real[:, None], acc / l_i[:, None], 0.0)
-    store_tile(OUT, acc, h, m0 - ABOVE, N - ABOVE, H, BM, D, DP, OUT_LAYOUT)
+    store_tile(OUT, acc, h, m0 - ABOVE, N - ABOVE, H, BM, D_V, DP_V, OUT_LAYOUT)
     tl.store(LSE + h.to(tl.int64) * row_h + offs_m, tl.where(real, m_i + tl.math.log2(l_i), 0.0), mask=offs_m < N)

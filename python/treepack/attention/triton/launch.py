@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Launches of the portable Triton kernels: tile sizes, layouts, grids. They fill buffers that `triton_op` gives them.
 
-Nothing is keyed on N: a kernel compiles once per head size, dtype, layout and set of features.
+Nothing is keyed on N: a kernel compiles once per pair of head sizes, dtype, layout and set of features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..versions import COMPILE
 from .backward import delta_kernel, dkv_kernel, dq_kernel
-from .common import POINTERS, Tile, Tiles, delta_rows, padded_size, select_tiles, tile_source, tile_target
+from .common import Tile, Tiles, delta_rows, matrix_view, padded_size, select_tiles, tile_source, tile_target
 from .forward import forward_kernel
 
 # Set by benches to try tile sizes: None = the fixed table.
@@ -41,18 +41,17 @@ def device_limits(index: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _device_tiles(index: int, head_size: int, itemsize: int) -> Tiles:
+def _device_tiles(index: int, head_size: int, value_size: int, itemsize: int) -> Tiles:
     major, _ = torch.cuda.get_device_capability(index)
-    return select_tiles(head_size, itemsize, device_limits(index)[0], major)
+    return select_tiles(head_size, value_size, itemsize, device_limits(index)[0], major)
 
 
-def choose_tiles(q: Tensor) -> Tiles:
-    """Tile sizes for q; the CPU stands for the interpreter, and gets those of Hopper."""
+def choose_tiles(q: Tensor, v: Tensor) -> Tiles:
+    """Tile sizes for q and v; the CPU stands for the interpreter, and gets those of Hopper."""
     if tiles_override:
         return tiles_override
-    if q.is_cuda:
-        return _device_tiles(q.device.index, q.shape[-1], q.element_size())
-    return select_tiles(q.shape[-1], q.element_size(), 1 << 30, 9)
+    sizes = q.shape[-1], v.shape[-1], q.element_size()
+    return _device_tiles(q.device.index, *sizes) if q.is_cuda else select_tiles(*sizes, 1 << 30, 9)
 
 
 def _row_tiles(x: Tensor, block: int) -> TensorDescriptor:
@@ -68,21 +67,21 @@ def _end_tiles(subtree_end: Tensor, block: int) -> TensorDescriptor:
     return TensorDescriptor(subtree_end, [1, n], [max(4, -(-n // 4) * 4), 1], [1, block])
 
 
-def _shared_arguments(q: Tensor) -> dict[str, Any]:
-    size = q.shape[-1]
-    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
-    return {"D": size, "DP": padded_size(size), "PRECISION": precision, **COMPILE}
+def _shared_arguments(q: Tensor, v: Tensor) -> dict[str, Any]:
+    size, value_size = q.shape[-1], v.shape[-1]
+    sizes = {"D": size, "DP": padded_size(size), "D_V": value_size, "DP_V": padded_size(value_size)}
+    return {**sizes, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", **COMPILE}
 
 
 def forward(
     q, k, v, out, lse, sinks, subtree_end, depth, list_rows, list_items, factor: float, cap: float, window: int,
     softcap: bool,
 ) -> None:  # fmt: skip
-    """Fills out, as q (the last rows of N), and lse (H, N), in base 2. `list_*` are the 128-lists, which this kernel
-    reads whatever its tile; `factor` and `cap` give base-2 logits."""
+    """Fills out, (rows of q, H, D_V), and lse (H, N), in base 2; the rows of q are the last of N. `list_*` are the
+    128-lists, which this kernel reads whatever its tile; `factor` and `cap` give base-2 logits."""
     rows, heads, _ = q.shape
     n, kv_heads, _ = k.shape
-    tile = choose_tiles(q).forward
+    tile = choose_tiles(q, v).forward
     group = heads // kv_heads
     (q_arg, q_strides, q_layout), (k_arg, k_strides, k_layout), (v_arg, v_strides, v_layout) = (
         tile_source(q, tile.block_m, resident=True),
@@ -99,7 +98,7 @@ def forward(
         BM=tile.block_m, BN=tile.block_n, LIST=128, Q_LAYOUT=q_layout, K_LAYOUT=k_layout, V_LAYOUT=v_layout,
         OUT_LAYOUT=out_layout,
         WINDOW=window > 0, SOFTCAP=softcap, HAS_SINKS=sinks is not None,
-        num_warps=tile.warps, num_stages=tile.stages, **_shared_arguments(q),
+        num_warps=tile.warps, num_stages=tile.stages, **_shared_arguments(q, v),
     )  # fmt: skip
 
 
@@ -109,7 +108,7 @@ def delta(out, dout, dlse, delta) -> None:
     block = delta_rows(size)
     delta_kernel[(triton.cdiv(n, block) * heads,)](
         out, dout, delta if dlse is None else dlse, delta, *dout.stride(), delta.stride(0), n, heads,
-        BM=block, D=size, DP=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4, **COMPILE)  # fmt: skip
+        BM=block, D_V=size, DP_V=padded_size(size), HAS_DLSE=dlse is not None, num_warps=4, **COMPILE)  # fmt: skip
 
 
 def dq(
@@ -119,7 +118,7 @@ def dq(
     """Fills dq, as q. `lists` are rows and items of 128, then of 64: the finest no finer than the tile is read."""
     queries, heads, _ = q.shape
     n, kv_heads, _ = k.shape
-    tile = choose_tiles(q).dq
+    tile = choose_tiles(q, v).dq
     rows, items, size_of_list = (*lists[:2], 128) if tile.block_m > 64 else (*lists[2:], 64)
     sources = [
         tile_source(q, tile.block_m, resident=True), tile_source(k, tile.block_n), tile_source(v, tile.block_n),
@@ -134,13 +133,13 @@ def dq(
         BM=tile.block_m, BN=tile.block_n, LIST=size_of_list, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
         V_LAYOUT=sources[2][2],
         DO_LAYOUT=sources[3][2], DQ_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages,
-        WINDOW=window > 0, SOFTCAP=softcap, **_shared_arguments(q),
+        WINDOW=window > 0, SOFTCAP=softcap, **_shared_arguments(q, v),
     )  # fmt: skip
 
 
-def dkv_tile(q: Tensor, window: int) -> Tile:
+def dkv_tile(q: Tensor, v: Tensor, window: int) -> Tile:
     """The tile of dK/dV; the transposed lists of a window are made for 64."""
-    tile = choose_tiles(q).dkv
+    tile = choose_tiles(q, v).dkv
     return tile._replace(block_m=min(tile.block_m, 64), block_n=min(tile.block_n, 64)) if window else tile
 
 
@@ -148,10 +147,11 @@ def dkv(
     q, k, v, dout, dk, dv, lse, delta, subtree_end, depth, list_rows, list_items, factor: float, cap: float,
     window: int, softcap: bool, grad_scale: float, split: bool,
 ) -> None:  # fmt: skip
-    """Fills dk and dv: (N, H_kv, D) of their dtype, or with `split` float32 parts (N, H, D) of single query heads."""
+    """Fills dk and dv: of their dtype and the shapes of k and v, or with `split` float32 parts of single query heads,
+    H instead of H_kv."""
     queries, heads, _ = q.shape
     n, kv_heads, _ = k.shape
-    tile = dkv_tile(q, window)
+    tile = dkv_tile(q, v, window)
     group = heads // kv_heads
     sources = [
         tile_source(q, tile.block_m),
@@ -159,7 +159,7 @@ def dkv(
         tile_source(v, tile.block_n, resident=True),
         tile_source(dout, tile.block_m),
     ]
-    (dk_arg, layout), (dv_arg, _) = (tile_target(x, tile.block_n) for x in (dk, dv))
+    (dk_arg, dk_layout), (dv_arg, dv_layout) = (tile_target(x, tile.block_n) for x in (dk, dv))
     parts = heads if split else kv_heads
     dkv_kernel[(triton.cdiv(n, tile.block_n) * parts,)](
         *(source[0] for source in sources), dk_arg, dv_arg, _row_tiles(lse, tile.block_m),
@@ -168,11 +168,11 @@ def dkv(
         n - queries, heads, group, 1 if split else group, dkv_section_override or parts,
         BM=tile.block_m, BN=tile.block_n, LIST=64, Q_LAYOUT=sources[0][2], K_LAYOUT=sources[1][2],
         V_LAYOUT=sources[2][2],
-        DO_LAYOUT=sources[3][2], DKV_LAYOUT=layout, num_warps=tile.warps, num_stages=tile.stages,
-        WINDOW=window > 0, SOFTCAP=softcap, **_shared_arguments(q),
+        DO_LAYOUT=sources[3][2], DK_LAYOUT=dk_layout, DV_LAYOUT=dv_layout, num_warps=tile.warps, num_stages=tile.stages,
+        WINDOW=window > 0, SOFTCAP=softcap, **_shared_arguments(q, v),
     )  # fmt: skip
 
 
-def takes_pointers(x: Tensor) -> bool:
-    """Whether a tile of x is read by pointers, which is slower than a copy where x is read often."""
-    return tile_source(x, 16)[2] == POINTERS
+def is_scattered(x: Tensor) -> bool:
+    """Whether a copy of x, which is read often, pays: its heads lie neither side by side nor below each other."""
+    return matrix_view(x) is None

@@ -99,13 +99,6 @@ def check_attention(where: str, module: Any) -> None:
             f"{where} scales its queries by their place in the row (attn_temperature_tuning), which is not the depth "
             "in the sample; set config.attn_temperature_tuning to False if the model was trained without"
         )
-    value = getattr(module, "v_head_dim", None)
-    score = getattr(module, "qk_head_dim", None) or getattr(module, "head_dim", None)
-    if isinstance(value, int) and isinstance(score, int) and value != score:
-        raise ValueError(
-            f"{where} ({type(module).__name__}) has value heads of size {value} and query and key heads of size "
-            f"{score}; tree attention takes one size for all three"
-        )
 
 
 @cache
