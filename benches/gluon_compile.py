@@ -28,8 +28,9 @@ from treepack.attention.hopper import table as gluon_table
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 # A soft cap beside two accumulators of 64 registers each; and at D = 256 words stored and read once an item, outside
 # the loops over tiles. No GPU ran them yet.
+FORMS = ("plain", "sinks", "dlse", "rows", "window", "options")
 MORE_SPILLS = {("dkv", 128, "options"): 192}
-MORE_SPILLS |= {("forward", 256, form): 192 for form in ("plain", "sinks", "rows", "window", "options")}
+MORE_SPILLS |= {(kernel, 256, form): 192 for kernel in ("forward", "dq") for form in FORMS}
 POINTERS = {
     "LSE": "*fp32", "DELTA": "*fp32", "DLSE": "*fp32", "SINKS": "*fp32", "END": "*i32", "LIST_ROWS": "*i32",
     "LIST_ITEMS": "*i32", "SCHEDULE": "*i32", "QUEUE": "*i32", "ITEMS": "*i32", "DK_PARTS": "*fp32",
