@@ -3,11 +3,13 @@
 //! The tree is cut out of the trie over all samples: `Shape` collects its nodes, `write_positions` lays them out.
 //! The descendants of a node are then one contiguous range.
 
+use std::hint::black_box;
+
 use crate::arrays::Arrays;
 use crate::groups::Groups;
 use crate::options::Order;
 use crate::samples::{Samples, TokenColumn};
-use crate::simd::{copy_ids, iota_i32, iota_i64};
+use crate::simd::{iota_i32, Stores};
 use crate::trie::{Trie, NONE, ROOT};
 
 /// A node of one tree.
@@ -97,6 +99,14 @@ impl Shape {
         self.places.clear();
         self.disagreements.clear();
         self.disagreements.resize(samples.token_columns.len(), None);
+        if trie.outgrows_caches() {
+            self.fresh.clear();
+            self.fresh.extend(members.iter().map(|&sample| trie.leaf[sample as usize]));
+            let place_of = &self.place_of;
+            trie.climb_ahead(&mut self.fresh, |node| {
+                black_box(place_of[node as usize]);
+            });
+        }
         for &sample in members {
             let shared = self.add_path(trie, sample);
             if self.disagreements.iter().any(Option::is_none) {
@@ -226,20 +236,20 @@ impl Shape {
 
 /// Writes the per-position and per-segment arrays. Returns 0 if all ids are within `0..=i32::MAX`.
 #[inline(always)]
-pub fn write_positions(shape: &Shape, samples: &Samples, offsets: &[u32], out: &mut Arrays) -> u64 {
+pub fn write_positions(shape: &Shape, samples: &Samples, offsets: &[u32], stores: Stores, out: &mut Arrays) -> u64 {
     let mut bad = 0;
     for &id in &shape.order {
         let place = &shape.places[id as usize];
         let at = place.at as usize;
         let range = at..at + place.len() as usize;
         let ids = &samples.ids[place.owner as usize][place.start as usize..place.end as usize];
-        bad |= copy_ids(&mut out.input_ids[range.clone()], ids);
-        iota_i64(&mut out.position_ids[range.clone()], place.start as i64);
-        iota_i32(&mut out.parent[range.clone()], at as i32 - 1);
-        out.subtree_end[range.clone()].fill((place.at + place.size) as i32);
+        bad |= stores.copy_ids(&mut out.input_ids[range.clone()], ids);
+        stores.iota_i64(&mut out.position_ids[range.clone()], place.start as i64);
+        stores.iota_i32(&mut out.parent[range.clone()], at as i32 - 1);
+        stores.fill(&mut out.subtree_end[range.clone()], (place.at + place.size) as i32);
         let source = offsets[place.owner as usize] + place.start;
-        iota_i32(&mut out.position_source[range.clone()], source as i32);
-        out.position_samples[range].fill(place.samples as i32);
+        stores.iota_i32(&mut out.position_source[range.clone()], source as i32);
+        stores.fill(&mut out.position_samples[range], place.samples as i32);
         if place.begins {
             let above = shape.places.get(place.parent as usize);
             out.cu_segments[place.segment as usize] = at as i32;
@@ -265,13 +275,13 @@ pub fn write_padding(from: usize, out: &mut Arrays) {
 }
 
 /// Gathers a per-token column by position; the samples agree on it.
-pub fn write_position_column(shape: &Shape, column: &TokenColumn, out: &mut [u8]) {
+pub fn write_position_column(shape: &Shape, column: &TokenColumn, stores: Stores, out: &mut [u8]) {
     let width = column.width;
     let mut at = 0;
     for &place in &shape.order {
         let place = &shape.places[place as usize];
         let rows = &column.rows[place.owner as usize][place.start as usize * width..place.end as usize * width];
-        out[at..at + rows.len()].copy_from_slice(rows);
+        stores.copy_bytes(&mut out[at..at + rows.len()], rows);
         at += rows.len();
     }
     out[at..].fill(0);

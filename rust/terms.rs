@@ -12,7 +12,7 @@ use crate::kept_sets::{same_set, set_hash, KeptIndex};
 use crate::layout::{Place, Shape};
 use crate::runs::Runs;
 use crate::samples::{KeptSets, SampleColumn, Samples, TokenColumn};
-use crate::simd::{iota_i32, narrow};
+use crate::simd::Stores;
 use crate::trie::{Trie, NONE};
 
 /// Positions with more sets than this get a hash table.
@@ -141,11 +141,12 @@ impl Terms {
         offsets: &[u32],
         members: &[u32],
         kept: Option<(&KeptSets, &KeptIndex)>,
+        stores: Stores,
         out: &mut Arrays,
     ) {
         match kept {
             Some((sets, index)) => self.kept.write(sets, index, out),
-            None => self.write_rows(out.row_position),
+            None => self.write_rows(stores, out.row_position),
         }
         let mut at = 0;
         let mut closed = 0;
@@ -157,11 +158,11 @@ impl Terms {
             let range = at..at + length as usize;
             let targets = &samples.ids[sample][token as usize..(token + length) as usize];
             if kept.is_none() {
-                iota_i32(&mut out.term_row[range.clone()], self.row(piece.at) as i32);
+                stores.iota_i32(&mut out.term_row[range.clone()], self.row(piece.at) as i32);
             }
-            narrow(&mut out.term_target[range.clone()], targets);
-            out.term_sample[range.clone()].fill(member as i32);
-            iota_i32(&mut out.term_source[range], (offsets[sample] + token) as i32);
+            stores.narrow(&mut out.term_target[range.clone()], targets);
+            stores.fill(&mut out.term_sample[range.clone()], member as i32);
+            stores.iota_i32(&mut out.term_source[range], (offsets[sample] + token) as i32);
             if !out.shift_labels.is_empty() {
                 out.shift_labels[piece.at as usize..][..length as usize].copy_from_slice(targets);
             }
@@ -177,12 +178,12 @@ impl Terms {
     }
 
     #[inline(always)]
-    fn write_rows(&self, row_position: &mut [i32]) {
+    fn write_rows(&self, stores: Stores, row_position: &mut [i32]) {
         let mut row = 0;
         for (i, &word) in self.bits.iter().enumerate() {
             let base = (i * 64) as i32;
             if word == !0 {
-                iota_i32(&mut row_position[row..row + 64], base);
+                stores.iota_i32(&mut row_position[row..row + 64], base);
                 row += 64;
                 continue;
             }
@@ -196,26 +197,26 @@ impl Terms {
     }
 
     /// A per-token column, gathered at the target of each term.
-    pub fn write_token_column(&self, column: &TokenColumn, members: &[u32], out: &mut [u8]) {
+    pub fn write_token_column(&self, column: &TokenColumn, members: &[u32], stores: Stores, out: &mut [u8]) {
         let width = column.width;
         let mut at = 0;
         for piece in &self.pieces {
             let rows = column.rows[members[piece.member as usize] as usize];
             let bytes = piece.length as usize * width;
-            out[at..at + bytes].copy_from_slice(&rows[piece.token as usize * width..][..bytes]);
+            stores.copy_bytes(&mut out[at..at + bytes], &rows[piece.token as usize * width..][..bytes]);
             at += bytes;
         }
     }
 
     /// A per-sample column, repeated for each term.
-    pub fn write_sample_column(&self, column: &SampleColumn, members: &[u32], out: &mut [u8]) {
+    pub fn write_sample_column(&self, column: &SampleColumn, members: &[u32], stores: Stores, out: &mut [u8]) {
         let width = column.width;
         let mut at = 0;
         for piece in &self.pieces {
             let sample = members[piece.member as usize] as usize;
             let value = &column.rows[sample * width..(sample + 1) * width];
             let bytes = piece.length as usize * width;
-            repeat(value, &mut out[at..at + bytes]);
+            repeat(value, stores, &mut out[at..at + bytes]);
             at += bytes;
         }
     }
@@ -223,9 +224,9 @@ impl Terms {
 
 /// Fills `out` with copies of `value`; the usual widths as numbers.
 #[inline]
-fn repeat(value: &[u8], out: &mut [u8]) {
+fn repeat(value: &[u8], stores: Stores, out: &mut [u8]) {
     if let (&[a, b, c, d], Ok(out)) = (value, bytemuck::try_cast_slice_mut::<u8, [u8; 4]>(out)) {
-        return out.fill([a, b, c, d]);
+        return stores.fill(out, [a, b, c, d]);
     }
     if value.is_empty() {
         return;

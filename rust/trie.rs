@@ -5,13 +5,22 @@
 //! looked up child by child. A short list of children is scanned, a long one has entries in a hash table, so that
 //! 10^5 children of one node stay linear.
 
+use std::ops::Range;
+
 use hashbrown::HashTable;
 
+use crate::groups::Groups;
 use crate::samples::Sequences;
 use crate::simd::{common_prefix, common_prefix_bytes};
 
 pub const NONE: u32 = u32::MAX;
 pub const ROOT: u32 = 0;
+/// Tries of more nodes are larger than the caches of a core.
+const CACHED_NODES: usize = 1 << 15;
+/// Nodes of a path that are read ahead, from the leaf up: those further up are met often, and are cached.
+pub const STEPS_AHEAD: usize = 12;
+/// Samples whose paths are read ahead together.
+pub const AHEAD: usize = 16;
 /// Lists of up to this many children are scanned; longer ones are hashed.
 const SCAN: u32 = 8;
 
@@ -41,9 +50,14 @@ impl Node {
 
     /// (query, key) pairs of the node's positions: each sees depth + 1 keys.
     pub fn pairs(&self) -> u64 {
-        let triangle = |n: u32| n as u64 * (n as u64 + 1) / 2;
-        triangle(self.end) - triangle(self.start)
+        pairs(self.start, self.end)
     }
+}
+
+/// (query, key) pairs of the positions at depths `start..end`.
+pub fn pairs(start: u32, end: u32) -> u64 {
+    let triangle = |n: u32| n as u64 * (n as u64 + 1) / 2;
+    triangle(end) - triangle(start)
 }
 
 pub struct Trie {
@@ -74,12 +88,79 @@ impl Trie {
         Trie { nodes, leaf: Vec::with_capacity(samples), wide: HashTable::new(), path: vec![ROOT], cut: None }
     }
 
+    /// A trie of all samples, its nodes in depth-first order. No more can be inserted.
     pub fn build(sequences: &impl Sequences, samples: usize) -> Self {
         let mut trie = Trie::with_capacity(samples);
-        for _ in 0..samples {
+        for sample in 0..samples {
+            if sample % AHEAD == 0 && trie.outgrows_caches() {
+                trie.descend_ahead(sequences, sample as u32..samples.min(sample + AHEAD) as u32);
+            }
             trie.insert(sequences);
         }
-        trie
+        trie.in_depth_first_order()
+    }
+
+    /// Numbers the nodes anew: parents before children, siblings in their order of before. Nodes of a path then lie
+    /// together in memory, and so do paths that share much: where a trie is larger than the caches, walks wait less.
+    fn in_depth_first_order(self) -> Self {
+        let count = self.nodes.len();
+        let below_root = self.nodes.iter().enumerate().skip(1);
+        let children = Groups::new(count, below_root.map(|(node, edge)| (edge.parent, node as u32)));
+        let mut number = vec![ROOT; count];
+        let mut nodes = Vec::with_capacity(count);
+        let mut stack = vec![ROOT];
+        while let Some(node) = stack.pop() {
+            number[node as usize] = nodes.len() as u32;
+            let edge = self.nodes[node as usize];
+            let parent = if node == ROOT { NONE } else { number[edge.parent as usize] };
+            nodes.push(Node { parent, first_child: NONE, next_sibling: NONE, ..edge });
+            stack.extend(children.values(node).iter().rev());
+        }
+        let leaf = self.leaf.iter().map(|&node| number[node as usize]).collect();
+        Trie { nodes, leaf, wide: HashTable::new(), path: vec![ROOT], cut: None }
+    }
+
+    /// Whether a walk mostly waits for memory.
+    pub fn outgrows_caches(&self) -> bool {
+        self.nodes.len() > CACHED_NODES
+    }
+
+    /// Reads the nodes that the next samples will pass, a level at a time, so that their cache misses overlap.
+    fn descend_ahead(&self, sequences: &impl Sequences, samples: Range<u32>) {
+        let mut walks: Vec<(u32, u32)> = samples.map(|sample| (sample, ROOT)).collect();
+        while !walks.is_empty() {
+            walks.retain_mut(|(sample, node)| {
+                let depth = self.nodes[*node as usize].end;
+                if depth as usize >= sequences.ids(*sample).len() {
+                    return false;
+                }
+                let key = key(sequences, *sample, depth);
+                let same = |child: u32| self.nodes[child as usize].key == key;
+                let found = if self.nodes[*node as usize].children > SCAN {
+                    let same = |&child: &u32| same(child) && self.nodes[child as usize].parent == *node;
+                    self.wide.find(hash(*node, key), same).copied()
+                } else {
+                    let mut child = self.nodes[*node as usize].first_child;
+                    while child != NONE && !same(child) {
+                        child = self.nodes[child as usize].next_sibling;
+                    }
+                    Some(child).filter(|&child| child != NONE)
+                };
+                *node = found.unwrap_or(ROOT);
+                found.is_some()
+            });
+        }
+    }
+
+    /// Walks from each of `nodes` towards the root, a step at a time for all of them, so that their cache misses
+    /// overlap; `read` is given the nodes that are met. At most `STEPS_AHEAD` of each.
+    pub fn climb_ahead(&self, nodes: &mut [u32], mut read: impl FnMut(u32)) {
+        for _ in 0..STEPS_AHEAD {
+            for node in nodes.iter_mut().filter(|node| **node != ROOT) {
+                read(*node);
+                *node = self.nodes[*node as usize].parent;
+            }
+        }
     }
 
     /// Inserts the next sample (number `leaf.len()`) and returns the node at which it ends.
@@ -274,4 +355,24 @@ fn common(sequences: &impl Sequences, a: u32, b: u32, depth: u32, end: u32) -> u
         shared -= 1;
     }
     shared as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{Keyed, Samples};
+
+    #[test]
+    fn nodes_are_in_depth_first_order() {
+        let samples: [&[i64]; 6] = [&[7, 1, 2, 3], &[5], &[7, 1, 9], &[7, 1, 2, 4, 4], &[5, 6], &[7, 1]];
+        let samples = Samples::new(samples.to_vec());
+        let trie = Trie::build(&Keyed { samples: &samples, label: false }, samples.len());
+        let first = |node: &Node| samples.ids[node.owner as usize].get(node.start as usize).copied();
+        let nodes: Vec<_> =
+            trie.nodes.iter().skip(1).map(|node| (first(node).unwrap(), node.end, node.parent)).collect();
+        // A node that was cut gets a new upper part, so that 7 comes after 5, and 2 after 9.
+        let expected = [(5, 1, ROOT), (6, 2, 1), (7, 2, ROOT), (9, 3, 3), (2, 3, 3), (3, 4, 5), (4, 5, 5)];
+        assert_eq!(nodes, expected);
+        assert_eq!(trie.leaf, [6, 1, 4, 7, 2, 3]);
+    }
 }

@@ -12,10 +12,10 @@ use crate::packed::{Packed, Stats, Tree};
 use crate::plan::Forest;
 use crate::runs::Runs;
 use crate::samples::{KeptSets, Samples};
-use crate::simd::with_avx2;
+use crate::simd::{with_avx2, Stores};
 use crate::slab::Slab;
 use crate::terms::Terms;
-use crate::trie::Trie;
+use crate::trie::{pairs, Trie};
 
 /// Everything that the trees of a call are written from.
 pub struct Writer<'w, 'a> {
@@ -33,6 +33,7 @@ impl Writer<'_, '_> {
         let members = forest.members();
         let bound = self.bound(&schema, forest, &members, kept_totals);
         let mut slab = Slab::new(bound).map_err(|error| Fault::memory(bound as u64, error))?;
+        let stores = Stores::of(bound);
         let offsets = self.samples.offsets();
         let mut shape = Shape::new(self.trie);
         let mut terms = Terms::default();
@@ -56,13 +57,14 @@ impl Writer<'_, '_> {
             let agrees: Vec<bool> = shape.disagreements.iter().map(Option::is_none).collect();
             let bytes = schema.bytes(&sizes, &agrees);
             let mut out = schema.carve(&mut slab[at..at + bytes], &sizes, &agrees);
-            bad |= write_tree(self, &shape, &terms, &offsets, members, &mut out);
-            write_columns(self, &shape, &terms, members, out.columns);
-            count(&mut stats, self.trie, &shape, &sizes);
+            bad |= write_tree(self, &shape, &terms, &offsets, members, stores, &mut out);
+            write_columns(self, &shape, &terms, members, stores, out.columns);
+            count(&mut stats, &shape, &sizes);
             let disagreements = shape.disagreements.clone();
             trees.push(Tree { offset: at, bytes, sizes, agrees, disagreements });
             at += bytes;
         }
+        stores.finish();
         // One cheap test for all ids; the search for the culprit runs only when it fails.
         let max = self.options.max_id();
         if bad != 0 || max < MAX_INDEX {
@@ -106,9 +108,10 @@ fn write_tree_body(
     terms: &Terms,
     offsets: &[u32],
     members: &[u32],
+    stores: Stores,
     out: &mut Arrays,
 ) -> u64 {
-    let bad = write_positions(shape, writer.samples, offsets, out);
+    let bad = write_positions(shape, writer.samples, offsets, stores, out);
     write_padding(shape.positions, out);
     for (to, &sample) in out.sample_index.iter_mut().zip(members) {
         *to = sample as i32;
@@ -118,7 +121,7 @@ fn write_tree_body(
         *to = shape.places[place as usize].segment as i32;
     }
     out.shift_labels.fill(-100);
-    terms.write(writer.samples, offsets, members, writer.kept, out);
+    terms.write(writer.samples, offsets, members, writer.kept, stores, out);
     bad
 }
 
@@ -129,20 +132,28 @@ with_avx2! {
         terms: &Terms,
         offsets: &[u32],
         members: &[u32],
+        stores: Stores,
         out: &mut Arrays,
     ) -> u64 = write_tree_body
 }
 
-fn write_columns(writer: &Writer, shape: &Shape, terms: &Terms, members: &[u32], arrays: Vec<&mut [u8]>) {
+fn write_columns(
+    writer: &Writer,
+    shape: &Shape,
+    terms: &Terms,
+    members: &[u32],
+    stores: Stores,
+    arrays: Vec<&mut [u8]>,
+) {
     let samples = writer.samples;
     let mut arrays = arrays.into_iter();
     let mut next = || arrays.next().unwrap_or_default();
     for column in &samples.token_columns {
-        terms.write_token_column(column, members, next());
+        terms.write_token_column(column, members, stores, next());
     }
     for column in &samples.sample_columns {
         if column.per_term {
-            terms.write_sample_column(column, members, next());
+            terms.write_sample_column(column, members, stores, next());
         }
         let width = column.width;
         for (to, &sample) in next().chunks_exact_mut(width.max(1)).zip(members) {
@@ -152,15 +163,15 @@ fn write_columns(writer: &Writer, shape: &Shape, terms: &Terms, members: &[u32],
     for column in &samples.token_columns {
         let to = next();
         if !to.is_empty() {
-            write_position_column(shape, column, to);
+            write_position_column(shape, column, stores, to);
         }
     }
 }
 
-fn count(stats: &mut Stats, trie: &Trie, shape: &Shape, sizes: &Sizes) {
+fn count(stats: &mut Stats, shape: &Shape, sizes: &Sizes) {
     stats.packed_tokens += sizes.positions as u64;
     stats.padding += (sizes.padded - sizes.positions) as u64;
     stats.terms += sizes.terms as u64;
     stats.kept_ids += sizes.kept_ids as u64;
-    stats.attention_pairs += shape.places.iter().map(|place| trie.nodes[place.node as usize].pairs()).sum::<u64>();
+    stats.attention_pairs += shape.places.iter().map(|place| pairs(place.start, place.end)).sum::<u64>();
 }

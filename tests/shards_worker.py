@@ -218,11 +218,14 @@ def wrappers(ranks):
             _, expected = steps(tiny("qwen2"), both, weighted)
             gradients = {key.removeprefix("module."): 2 * x for key, x in gradients.items()}  # they are means over dp
             ranks.found[f"{name} over the other dimension, {form}"] = {"gradients": worst(gradients, expected)}
-    model, expected = tiny("qwen2"), steps(tiny("qwen2"), both[:1], weighted)[1]
-    out = treepack.term_log_probs(sharded(model, ranks.mesh), both[0], mesh=ranks.mesh)
-    (weighted(out, None) * ranks.world).backward()  # FSDP2 averages over all ranks, whose gradients are parts of a sum
-    gradients = {name: whole_gradient(x.grad) for name, x in model.named_parameters()}
-    ranks.found["FSDP2 over all ranks"] = {"gradients": worst(gradients, expected)}
+    expected = steps(tiny("qwen2"), both[:1], weighted)[1]
+    for name, wrap in {"FSDP2": lambda model: sharded(model, ranks.mesh), "DDP": DistributedDataParallel}.items():
+        model = tiny("qwen2")
+        wrapped = wrap(model)  # DDP has to live until the backward pass
+        out = treepack.term_log_probs(wrapped, both[0], mesh=ranks.mesh)
+        (weighted(out, None) * ranks.world).backward()  # a mean over all ranks, whose gradients are parts of a sum
+        gradients = {key: whole_gradient(x.grad) for key, x in model.named_parameters()}
+        ranks.found[f"{name} over all ranks"] = {"gradients": worst(gradients, expected)}
     assert half == sp.size()
 
 

@@ -1,6 +1,8 @@
 //! First fit: samples in an order, each into the first tree in which its additional positions, terms and kept ids fit;
 //! else into a new tree.
 
+use std::hint::black_box;
+
 use super::demand::Demand;
 use super::forest::Forest;
 use super::room::Room;
@@ -8,7 +10,7 @@ use super::tournament::Tournament;
 use super::trees_of_node::TreesOfNode;
 use crate::kept_sets::KeptPrice;
 use crate::options::Limits;
-use crate::trie::{Trie, NONE, ROOT};
+use crate::trie::{Trie, AHEAD, NONE, ROOT, STEPS_AHEAD};
 
 /// O(samples x path nodes visited x log trees). A tree that holds a node of the sample's path needs only what lies below
 /// that node, so the walk goes from the leaf up, and ends where no earlier tree could be found any more.
@@ -50,7 +52,11 @@ fn fit_in_order(
     let mut state =
         State { trie, steps, trees_of_node, free: Vec::new(), all: Tournament::default(), price, positions: 0 };
     let mut tree_of = vec![NONE; demand.lengths.len()];
-    for sample in order {
+    let order: Vec<u32> = order.collect();
+    for (at, &sample) in order.iter().enumerate() {
+        if at % AHEAD == 0 && trie.outgrows_caches() {
+            state.read_ahead(&order[at..order.len().min(at + AHEAD)]);
+        }
         if demand.left_out[sample as usize] {
             continue;
         }
@@ -59,14 +65,12 @@ fn fit_in_order(
             // What the sample adds to any tree; the exact price is asked for each tree.
             need[2] = price.unshared[sample as usize] as u32;
         }
-        let tree = match state.first_tree(sample, need) {
-            NONE => {
-                state.free.push(limits.room());
-                state.free.len() as u32 - 1
-            }
-            tree => tree,
-        };
-        state.commit(sample, need, tree);
+        let (mut tree, held) = state.first_tree(sample, need);
+        if tree == NONE {
+            tree = state.free.len() as u32;
+            state.free.push(limits.room());
+        }
+        state.commit(sample, need, (tree, held));
         tree_of[sample as usize] = tree;
         if state.positions > worst.0 && state.free.len() > worst.1 {
             return None;
@@ -88,42 +92,64 @@ struct State<'a> {
 }
 
 impl State<'_> {
-    fn first_tree(&mut self, sample: u32, need: Room) -> u32 {
+    /// Reads what the walks of the next samples will read, a step at a time for all, so that their cache misses overlap.
+    fn read_ahead(&self, samples: &[u32]) {
+        let mut nodes = [ROOT; AHEAD];
+        for (node, &sample) in nodes.iter_mut().zip(samples) {
+            *node = self.trie.leaf[sample as usize];
+        }
+        for _ in 0..STEPS_AHEAD {
+            for node in nodes.iter_mut().filter(|node| **node != ROOT) {
+                black_box(self.trees_of_node.last(*node));
+                *node = self.steps[*node as usize].0;
+            }
+        }
+    }
+
+    /// The first tree with room, and the lowest node of the sample's path that it holds; `NONE` where a new one is needed.
+    fn first_tree(&mut self, sample: u32, need: Room) -> (u32, u32) {
         let (price, free) = (&self.price, &self.free);
         let affordable = |tree: u32| match price {
             Some(price) => price.price(sample, tree) <= free[tree as usize][2] as u64,
             None => true,
         };
-        let mut best = NONE;
+        let mut best = (NONE, ROOT);
+        let mut from = 0;
         let mut node = self.trie.leaf[sample as usize];
-        while node != ROOT && best != 0 {
+        while node != ROOT {
             let (parent, end) = self.steps[node as usize];
-            let room = [need[0] - end, need[1], need[2]];
-            best = self.trees_of_node.first(node, room, best, free, affordable);
-            // Nodes further up leave more to add: if no earlier tree has this much room, none will do.
-            if best != NONE && self.all.first(0, room).is_none_or(|tree| tree as u32 >= best) {
-                return best;
+            if self.trees_of_node.any(node) {
+                let room = [need[0] - end, need[1], need[2]];
+                // Nodes further up leave more to add: no tree before the first that has this much room will do.
+                from = match self.all.first(from, room) {
+                    Some(tree) if (tree as u32) < best.0 => tree,
+                    _ => return best,
+                };
+                if let Some(tree) = self.trees_of_node.first(node, room, from as u32..best.0, free, affordable) {
+                    best = (tree, node);
+                }
             }
             node = parent;
         }
-        let mut next = self.all.first(0, need);
-        while let Some(tree) = next.filter(|&tree| (tree as u32) < best) {
+        let mut next = self.all.first(from, need);
+        while let Some(tree) = next.filter(|&tree| (tree as u32) < best.0) {
             if affordable(tree as u32) {
-                return tree as u32;
+                return (tree as u32, ROOT);
             }
             next = self.all.first(tree + 1, need);
         }
         best
     }
 
-    fn commit(&mut self, sample: u32, need: Room, tree: u32) {
+    /// Puts a sample into a tree that holds its path down to `held`.
+    fn commit(&mut self, sample: u32, need: Room, (tree, held): (u32, u32)) {
         let mut node = self.trie.leaf[sample as usize];
-        while node != ROOT && !self.trees_of_node.holds(node, tree) {
+        while node != held {
             self.trees_of_node.add(node, tree);
             node = self.steps[node as usize].0;
         }
         let room = &mut self.free[tree as usize];
-        let added = need[0] - self.steps[node as usize].1;
+        let added = need[0] - self.steps[held as usize].1;
         self.positions += added as u64;
         room[0] -= added;
         room[1] -= need[1];

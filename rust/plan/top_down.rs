@@ -122,16 +122,17 @@ impl State<'_> {
 
     fn find_tree(&mut self, top: u32, need: Room) -> Option<u32> {
         let mut node = top;
+        let mut from = 0;
         while node != ROOT {
             let room = [need[0] - self.trie.nodes[node as usize].end, need[1], need[2]];
             // Nodes further up leave more to add: without a tree that has this much room none will do.
-            self.all.first(0, room)?;
-            if let Some(tree) = self.trees_of_node.fullest(node, room, &self.free) {
+            from = self.all.first(from, room)?;
+            if let Some(tree) = self.trees_of_node.fullest(node, room, from as u32, &self.free) {
                 return Some(tree);
             }
             node = self.trie.nodes[node as usize].parent;
         }
-        self.all.first(0, need).map(|tree| tree as u32)
+        self.all.first(from, need).map(|tree| tree as u32)
     }
 
     fn may_break(&self, unit: Unit) -> bool {

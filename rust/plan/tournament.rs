@@ -26,13 +26,7 @@ impl Tournament {
     }
 
     pub fn set(&mut self, index: usize, room: Room) {
-        if index >= self.leaves {
-            let mut wider = Tournament::default();
-            wider.grow(index + 1);
-            wider.room[wider.leaves..][..self.leaves].copy_from_slice(&self.room[self.leaves..]);
-            wider.rebuild();
-            *self = wider;
-        }
+        self.widen(index + 1);
         let mut at = self.leaves + index;
         self.room[at] = room.map(|x| x + 1);
         while at > 1 {
@@ -42,6 +36,20 @@ impl Tournament {
                 break;
             }
             self.room[at] = room;
+        }
+    }
+
+    /// Makes place for one more at `index` of `count`; those from there on move by one. O(count - index + log).
+    pub fn insert(&mut self, index: usize, count: usize, room: Room) {
+        self.widen(count + 1);
+        let (mut low, mut high) = (self.leaves + index, self.leaves + count);
+        self.room.copy_within(low..high, low + 1);
+        self.room[low] = room.map(|x| x + 1);
+        while low > 1 {
+            (low, high) = (low / 2, high / 2);
+            for at in low..=high {
+                self.room[at] = most(self.room[2 * at], self.room[2 * at + 1]);
+            }
         }
     }
 
@@ -70,6 +78,16 @@ impl Tournament {
         }
     }
 
+    fn widen(&mut self, trees: usize) {
+        if trees > self.leaves {
+            let mut wider = Tournament::default();
+            wider.grow(trees);
+            wider.room[wider.leaves..][..self.leaves].copy_from_slice(&self.room[self.leaves..]);
+            wider.rebuild();
+            *self = wider;
+        }
+    }
+
     fn grow(&mut self, trees: usize) {
         self.leaves = trees.next_power_of_two().max(64);
         self.room = vec![[0; 3]; 2 * self.leaves];
@@ -86,6 +104,22 @@ impl Tournament {
 mod tests {
     use super::super::room::has_room;
     use super::*;
+
+    #[test]
+    fn what_is_inserted_moves_the_others_on() {
+        let mut rooms: Vec<Room> = vec![[5, 5, 5]];
+        let mut fit = Tournament::new(rooms.iter().copied());
+        for i in 0..150u32 {
+            let at = (i as usize * 37) % (rooms.len() + 1);
+            let room = [i * 29 % 97, i * 53 % 89, i % 7];
+            fit.insert(at, rooms.len(), room);
+            rooms.insert(at, room);
+            for need in [[0, 0, 0], [90, 0, 0], [40, 40, 5], [0, 88, 6]] {
+                let scan = (at / 2..rooms.len()).find(|&i| has_room(rooms[i], need));
+                assert_eq!(fit.first(at / 2, need), scan, "{need:?} after {i} at {at}");
+            }
+        }
+    }
 
     #[test]
     fn finds_what_a_scan_finds() {

@@ -137,7 +137,7 @@ def test_skipped_samples_are_reported(treepack, file, tmp_path):
         (["none.parquet"], ["none.parquet", "no such file"]),
         (
             ["FILE", "--max-tokens", "10"],
-            ["sample 0: it has", "max_tokens=10", "raise --max-tokens to ", "overlong skip"],
+            ["sample 0: it has", "max_tokens=10", "raise --max-tokens to ", "--overlong skip"],
         ),
         (["FILE", "--max-terms", "1"], ["sample 0: it has", "max_terms=1", "raise --max-terms to ", " or more"]),
         (["FILE", "--max-tokens", "0"], ["--max-tokens"]),

@@ -35,31 +35,36 @@ def leaves(
     layout: str = "columns",
     seed: int = 0,
     queries: int | None = None,
+    values: int | None = None,
 ) -> list[Tensor]:
     """q, k, v as (1, H, N, D) leaves that require gradients, in one of the layouts that callers have; q of the last
-    `queries` rows alone.
+    `queries` rows alone, v of another head size where `values` says so.
 
     columns: transposed views of (1, N, H, D), as Hugging Face gives them; rows: contiguous; fused: slices of one (1,
         N, H + 2 H_kv, D) projection;
-    strided: head size not innermost; misaligned: columns, one element off a 16-byte boundary.
+    strided: head size not innermost; misaligned: columns, one element off a 16-byte boundary; latent: rows, and the
+        values beside something else of their head, which is NaN here.
     """
     g = torch.Generator("cuda").manual_seed(seed)
-    counts = (heads, kv_heads, kv_heads)
+    counts, sizes = (heads, kv_heads, kv_heads), (size, size, values or size)
     rows = (n if queries is None else queries, n, n)
+    given = list(zip(counts, rows, sizes, strict=True))
     if layout == "fused":
         whole = torch.randn(1, n, sum(counts), size, generator=g, device="cuda", dtype=dtype)
         found = [x.transpose(1, 2) for x in whole.split(counts, dim=2)]
     elif layout in ("rows", "strided"):
-        shapes = [
-            (1, h, size, n) if layout == "strided" else (1, h, n, size) for h, n in zip(counts, rows, strict=True)
-        ]
+        shapes = [(1, h, d, n) if layout == "strided" else (1, h, n, d) for h, n, d in given]
         found = [torch.randn(shape, generator=g, device="cuda", dtype=dtype) for shape in shapes]
         found = [x.transpose(2, 3) for x in found] if layout == "strided" else found
+    elif layout == "latent":
+        found = [torch.randn(1, h, n, d, generator=g, device="cuda", dtype=dtype) for h, n, d in given]
+        beside = torch.full((1, n, kv_heads, 64 + sizes[2]), torch.nan, device="cuda", dtype=dtype)
+        beside[..., 64:] = found[2].transpose(1, 2)
+        found[2] = beside[..., 64:].transpose(1, 2)
     else:
         skip = 1 if layout == "misaligned" else 0
-        sizes = list(zip(counts, rows, strict=True))
-        flat = [torch.randn(n * h * size + skip, generator=g, device="cuda", dtype=dtype) for h, n in sizes]
-        found = [x[skip:].view(1, n, h, size).transpose(1, 2) for x, (h, n) in zip(flat, sizes, strict=True)]
+        flat = [torch.randn(n * h * d + skip, generator=g, device="cuda", dtype=dtype) for h, n, d in given]
+        found = [x[skip:].view(1, n, h, d).transpose(1, 2) for x, (h, n, d) in zip(flat, given, strict=True)]
     return [x.requires_grad_() for x in found]
 
 

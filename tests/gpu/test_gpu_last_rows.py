@@ -36,6 +36,11 @@ def test_features(size, options):
     check(random_tree(600, 2), leaves(600, 4, 2, size, queries=311), sinks=True, **options)
 
 
+@pytest.mark.parametrize("layout", ["columns", "latent"])
+def test_two_head_sizes(layout):
+    check(random_tree(600, 2), leaves(600, 4, 4, 192, layout=layout, queries=311, values=128), sinks=True)
+
+
 @pytest.mark.parametrize("split", [True, False])
 def test_both_forms_of_dkv(monkeypatch, split):
     from treepack.attention import operator

@@ -24,6 +24,11 @@ def _fa4():
         pytest.skip(f"FlashAttention-4 is not here: {error}")
 
 
+@pytest.mark.parametrize(("size", "values"), [(192, 128), (64, 128)])
+def test_flex_with_two_head_sizes(size, values):
+    check(random_tree(700, padding=9), leaves(709, 4, 4, size, values=values), impl="flex")
+
+
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("options", [{"with_lse": False}, {"sinks": True}], ids=str)
 def test_fa4(size, options):
@@ -38,6 +43,8 @@ def test_fa4_says_what_it_does_not_take():
         tree_attention(q, k, v, subtree_end=random_tree(64), impl="fa4", sliding_window=3, softcap=1.0)
     with pytest.raises(TypeError, match="float32"):
         tree_attention(q.float(), k.float(), v.float(), subtree_end=random_tree(64), impl="fa4")
+    with pytest.raises(ValueError, match="one head size, not 64 for q and k and 32 for v"):
+        tree_attention(q, k, v[..., :32], subtree_end=random_tree(64), impl="fa4")
 
 
 @pytest.mark.parametrize(("rows", "widest"), [(1, 1), (5, 300), (4000, 60), (30_000, 1000)])

@@ -36,6 +36,20 @@ def test_head_sizes(size, dtype):
     check(random_tree(777, padding=30), leaves(807, 4, 2, size, dtype))
 
 
+@pytest.mark.parametrize(("size", "values"), [(192, 128), (64, 128), (96, 64), (80, 256)])
+@pytest.mark.parametrize("layout", ["columns", "latent"])
+def test_two_head_sizes(size, values, layout):
+    check(random_tree(777, padding=30), leaves(807, 4, 2, size, layout=layout, values=values))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["looped", "split"])
+def test_latent_attention(split):
+    """The head sizes of DeepSeek-V3 and Kimi, with every option, in float16, and in both forms of dK/dV."""
+    triton_op.split_heads_override = split
+    check(random_tree(1100, padding=20), leaves(1120, 4, 4, 192, layout="latent", values=128), **FEATURES["all"])
+    check(random_tree(700), leaves(700, 6, 2, 192, torch.float16, "latent", values=128))
+
+
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_float32(size):
     check(random_tree(300, padding=5), leaves(305, 2, 1, size, torch.float32))

@@ -56,6 +56,12 @@ def test_features(size):
     assert [x.wrong for x in self_check.verdicts()] == [""] * 4
 
 
+@pytest.mark.parametrize("layout", ["columns", "latent"])
+def test_two_head_sizes(layout):
+    attend(*leaves(200, 8, 8, 192, layout=layout, values=128))
+    assert [(x.sizes(), x.wrong) for x in self_check.verdicts()] == [("192 / 128", "")]
+
+
 def test_float32():
     attend(*leaves(200, 4, 2, 64, torch.float32))
     assert [(x.dtype, x.wrong) for x in self_check.verdicts()] == [("float32", "")]

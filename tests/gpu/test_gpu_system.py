@@ -52,9 +52,18 @@ def test_every_cell_is_written(nan_memory, size, split):
 
 
 @pytest.mark.parametrize(
-    ("size", "layout"), [(64, "columns"), (80, "columns"), (128, "columns"), (128, "rows"), (64, "strided")]
+    ("size", "values", "layout"),
+    [
+        (64, 64, "columns"),
+        (80, 80, "columns"),
+        (128, 128, "columns"),
+        (128, 128, "rows"),
+        (64, 64, "strided"),
+        (192, 128, "columns"),
+        (192, 128, "latent"),
+    ],
 )
-def test_guard_regions(monkeypatch, size, layout):
+def test_guard_regions(monkeypatch, size, values, layout):
     """Nothing is written outside a buffer, and nothing read outside an input reaches a result."""
     guard, sentinel, buffers = 4096, 123.0, []
 
@@ -75,7 +84,7 @@ def test_guard_regions(monkeypatch, size, layout):
         return view.requires_grad_()
 
     end = random_tree(205, padding=9)
-    tensors = leaves(214, 4, 2, size, layout=layout)
+    tensors = leaves(214, 4, 2, size, layout=layout, values=values)
     triton_op.split_heads_override = False
     want = evaluate(attend(end), tensors)
     monkeypatch.setattr(triton_op, "_empty", guarded)
@@ -92,7 +101,8 @@ def test_guard_regions(monkeypatch, size, layout):
         assert (whole[guard + count :] == sentinel).all()
 
 
-def test_one_compilation_for_all_lengths(kernels):
+@pytest.mark.parametrize("values", [None, 48])
+def test_one_compilation_for_all_lengths(kernels, values):
     import triton
 
     from treepack.attention.hopper import launch as gluon_launch
@@ -118,7 +128,7 @@ def test_one_compilation_for_all_lengths(kernels):
             for kernel in ("forward_launch", "dq_launch", "dkv_launch"):
                 # Else their own path would launch what it has, and Triton would not be asked whether it fits.
                 getattr(gluon_launch, kernel).compiled.clear()
-            evaluate(attend(random_tree(n)), leaves(n, 4, 4, size))
+            evaluate(attend(random_tree(n)), leaves(n, 4, 4, size, values=values))
 
         run(1000)
         first = list(compiled)

@@ -105,3 +105,6 @@ def test_refusals_name_the_setting():
     engine = SimpleNamespace(ulysses_sequence_parallel_size=1, use_fused_kernels=False)
     with pytest.raises(ValueError, match="qwen2_vl takes images"):
         refusals.refuse_engine(model, engine)
+    engine.ulysses_sequence_parallel_size = 2
+    with pytest.raises(ValueError, match=r"ulysses_sequence_parallel_size is 2: .*allowed is 1\. .*mesh=.*shards"):
+        refusals.refuse_engine(model, engine)
