@@ -51,7 +51,7 @@ def test_compiled_for_hopper(version):
     for row in kernels:
         assert row["registers"] == 168, row  # what the warp groups start from and trade
         assert row["green"], row
-        assert row["spills"] == 0 or row["size"] > 64, row
+        assert row["spills"] == 0 or row["size"] > 64 or row["variant"] == "options", row
 
 
 def hopper(monkeypatch, version=None):
