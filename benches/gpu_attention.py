@@ -287,7 +287,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, with `shape` filled from --size, --heads and --kv where it is not given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", nargs="*", help="default: the benchmark trees and every .npz of --trees")
-    parser.add_argument("--impl", nargs="*", default=list(gpu_peers.PEERS), choices=list(gpu_peers.PEERS))
+    parser.add_argument(
+        "--impl", nargs="*", default=[x for x in gpu_peers.PEERS if x != "gluon"], choices=list(gpu_peers.PEERS)
+    )
     parser.add_argument("--size", nargs="*", type=head_shapes.Sizes.read, default=[head_shapes.Sizes(128, 128)])
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv", type=int, default=8)

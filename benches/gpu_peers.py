@@ -58,7 +58,7 @@ def triton_kernels(case: Case, impl: str = "triton"):
 
     tiles = tree_tiles(case.end)
     nbytes = 4 * len(case.end)
-    if impl == "triton" and on_hopper(case.end):
+    if impl in ("triton", "gluon") and on_hopper(case.end):
         nbytes += 4 * (tiles.schedule().numel() + tiles.dkv_items(case.q.shape[1], case.k.shape[1]).numel())
     for block in (128, 64):
         rows, _ = tiles.lists(block)
@@ -70,6 +70,10 @@ def triton_kernels(case: Case, impl: str = "triton"):
 
 def triton_plain(case: Case):
     return triton_kernels(case, "triton_plain")
+
+
+def gluon(case: Case):
+    return triton_kernels(case, "gluon")
 
 
 def flex(case: Case):
@@ -265,8 +269,9 @@ def study(case: Case):
 
 
 PEERS = {
-    "triton": triton_kernels, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex, "areal": areal,
-    "gathered": gathered, "gathered_fa3": gathered_fa3, "alone": alone, "alone_fa3": alone_fa3, "cudnn": cudnn,
+    "triton": triton_kernels, "gluon": gluon, "triton_plain": triton_plain, "study": study, "fa4": fa4, "flex": flex,
+    "areal": areal, "gathered": gathered, "gathered_fa3": gathered_fa3, "alone": alone, "alone_fa3": alone_fa3,
+    "cudnn": cudnn,
 }  # fmt: skip
 NO_SINKS = ("gathered", "gathered_fa3", "alone", "alone_fa3", "cudnn")
 

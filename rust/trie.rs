@@ -24,7 +24,7 @@ pub const AHEAD: usize = 16;
 /// Lists of up to this many children are scanned; longer ones are hashed.
 const SCAN: u32 = 8;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Node {
     /// Token, and with label branching the next token, of the first element; see `key`.
     key: u64,
@@ -73,16 +73,7 @@ pub struct Trie {
 
 impl Trie {
     pub fn with_capacity(samples: usize) -> Self {
-        let root = Node {
-            key: 0,
-            owner: 0,
-            start: 0,
-            end: 0,
-            parent: NONE,
-            first_child: NONE,
-            next_sibling: NONE,
-            children: 0,
-        };
+        let root = Node { parent: NONE, first_child: NONE, next_sibling: NONE, ..Node::default() };
         let mut nodes = Vec::with_capacity(2 * samples + 1);
         nodes.push(root);
         Trie { nodes, leaf: Vec::with_capacity(samples), wide: HashTable::new(), path: vec![ROOT], cut: None }
@@ -135,16 +126,16 @@ impl Trie {
                     return false;
                 }
                 let key = key(sequences, *sample, depth);
-                let same = |child: u32| self.nodes[child as usize].key == key;
+                let same = |child: &u32| {
+                    let child = &self.nodes[*child as usize];
+                    child.key == key && child.parent == *node
+                };
                 let found = if self.nodes[*node as usize].children > SCAN {
-                    let same = |&child: &u32| same(child) && self.nodes[child as usize].parent == *node;
                     self.wide.find(hash(*node, key), same).copied()
                 } else {
-                    let mut child = self.nodes[*node as usize].first_child;
-                    while child != NONE && !same(child) {
-                        child = self.nodes[child as usize].next_sibling;
-                    }
-                    Some(child).filter(|&child| child != NONE)
+                    let listed = |child: u32| Some(child).filter(|&child| child != NONE);
+                    let first = listed(self.nodes[*node as usize].first_child);
+                    std::iter::successors(first, |&child| listed(self.nodes[child as usize].next_sibling)).find(same)
                 };
                 *node = found.unwrap_or(ROOT);
                 found.is_some()
@@ -371,8 +362,33 @@ mod tests {
         let nodes: Vec<_> =
             trie.nodes.iter().skip(1).map(|node| (first(node).unwrap(), node.end, node.parent)).collect();
         // A node that was cut gets a new upper part, so that 7 comes after 5, and 2 after 9.
-        let expected = [(5, 1, ROOT), (6, 2, 1), (7, 2, ROOT), (9, 3, 3), (2, 3, 3), (3, 4, 5), (4, 5, 5)];
-        assert_eq!(nodes, expected);
+        assert_eq!(nodes, [(5, 1, ROOT), (6, 2, 1), (7, 2, ROOT), (9, 3, 3), (2, 3, 3), (3, 4, 5), (4, 5, 5)]);
         assert_eq!(trie.leaf, [6, 1, 4, 7, 2, 3]);
+    }
+
+    #[test]
+    fn a_trie_that_outgrows_the_caches_has_every_path() {
+        // A wide root, forks of two below it, samples that are there twice and prefixes of others.
+        let ids = |at: i64| {
+            let mixed = (at / 2).wrapping_mul(0x1E37_79B9_7F4A_7C15) >> 24 & 0xFFFF_FFFF;
+            (0..at % 5 + 17).map(|bit| if bit == 0 { mixed % 300 } else { mixed >> bit & 1 }).collect()
+        };
+        let samples: Vec<Vec<i64>> = (0..60_000).map(ids).collect();
+        let samples = Samples::new(samples.iter().map(|ids| &ids[..]).collect());
+        for label in [false, true] {
+            let trie = Trie::build(&Keyed { samples: &samples, label }, samples.len());
+            assert!(trie.outgrows_caches());
+            for (ids, &leaf) in samples.ids.iter().zip(&trie.leaf) {
+                let mut node = leaf;
+                assert_eq!(trie.nodes[node as usize].end as usize, ids.len());
+                while node != ROOT {
+                    let Node { owner, start, end, parent, .. } = trie.nodes[node as usize];
+                    let run = start as usize..end as usize;
+                    assert_eq!(samples.ids[owner as usize][run.clone()], ids[run]);
+                    assert!(parent < node && trie.nodes[parent as usize].end == start);
+                    node = parent;
+                }
+            }
+        }
     }
 }

@@ -47,10 +47,11 @@ def test_compiled_for_hopper(version):
         report = json.loads(out.splitlines()[-1])
         assert report["triton"] == version
         kernels += report["kernels"]
-    assert len(kernels) == 2 * (3 + 3 + 2 + 3 * 1)  # head sizes; forms of each kernel in bfloat16, one in float16
+    assert len(kernels) == 3 * (5 + 5 + 4 + 3 * 1)  # head sizes; forms of each kernel in bfloat16, one in float16
     for row in kernels:
         assert row["registers"] == 168, row  # what the warp groups start from and trade
-        assert row["spills"] == 0 or (row["size"] == 128 and row["kernel"] != "forward"), row
+        assert row["green"], row
+        assert row["spills"] == 0 or row["size"] > 64 or row["variant"] == "options", row
 
 
 def hopper(monkeypatch, version=None):
@@ -78,10 +79,8 @@ def hopper(monkeypatch, version=None):
         ({"size": 96}, False),
         ({"size": 192, "values": 128}, False),
         ({"size": 64, "values": 128}, False),
-        ({"size": 256}, False),
         ({"dtype": torch.float32}, False),
-        ({"window": 5}, False),
-        ({"softcap": 2.0}, False),
+        ({"softcap": 1e-25}, False),
         ({"scale": -0.1}, False),
         ({"scale": 0.0}, False),
         ({"scale": 1e-25}, False),
@@ -100,6 +99,18 @@ def test_the_rule(monkeypatch, call, covered):
     else:
         with pytest.raises(ValueError, match=r'impl="gluon" cannot run this: they .*; impl="triton" takes it'):
             rule("gluon", **call)
+
+
+@pytest.mark.parametrize(
+    "call", [{"window": 5}, {"softcap": 2.0}, {"window": 5, "softcap": 2.0, "scale": -0.1}, {"size": 256}], ids=str
+)
+def test_a_form_that_no_gpu_ran_must_be_asked_for(monkeypatch, call):
+    rule = hopper(monkeypatch)
+    assert rule(**call) == triton_rule.PLAIN
+    assert rule("gluon", **call) == triton_rule.GLUON
+    monkeypatch.setattr(triton_rule, "PROVEN_OPTIONS", ("window", "softcap"))
+    monkeypatch.setattr(triton_rule, "PROVEN_SIZES", triton_rule.GLUON_SIZES)
+    assert rule(**call) == triton_rule.AUTO
 
 
 def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):
@@ -245,7 +256,7 @@ def test_what_the_key_leaves_out_is_not_specialised_on():
         for param in kernel.params:
             if param.is_constexpr:
                 assert param.name in constants
-            elif param.name not in descriptors and param.name not in ("scale", "grad_scale"):
+            elif param.name not in (*descriptors, "scale", "grad_scale", "cap", "depth_desc"):
                 assert param.do_not_specialize or param.do_not_specialize_on_alignment, (name, param.name)
 
 
@@ -371,6 +382,53 @@ def test_the_items_of_the_backward(name, end, heads, kv_heads, split):
     share = sum(steps.values()) * heads / processors
     wanted = {t for t in steps if group * steps[t] > 1.1 * share} if split is None else set(steps) if split else set()
     assert splits == (wanted if group > 1 else set())
+
+
+@pytest.mark.parametrize("above", [0, 128])
+@pytest.mark.parametrize("window", [1, 40, 300])
+@pytest.mark.parametrize(("name", "end"), list(trees()), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_schedule_of_a_window(name, end, window, above):
+    """The lists of dK/dV hold every tile of 128 keys and 64 queries with a pair in the window, once; what they leave
+    unmasked is seen in full; the items come from their lengths."""
+    n = len(end)
+    if above >= n:
+        return
+    made = tree_tiles(torch.from_numpy(end))
+    made.above = above
+    depth, tiles = made.depth().numpy(), -(-n // 128)
+    words = made.schedule(window).numpy()
+    schedule, lists, items = (
+        words[: 4 * tiles].reshape(-1, 4),
+        words[4 * tiles : 8 * tiles].reshape(-1, 4),
+        words[8 * tiles :],
+    )
+    rows, index = made.lists(128, window)[0].numpy(), np.arange(n)
+    assert sorted(schedule[:, 0]) == sorted(schedule[:, 1]) == list(range(tiles))
+    queries = schedule[: tiles - above // 128, 0]
+    assert (np.diff((rows[:, 2] + rows[:, 3])[queries]) <= 0).all()
+    sees = (index[None] <= index[:, None]) & (index[:, None] < end[None]) & (index < end)[:, None]
+    sees &= depth[:, None] - depth[None] < window
+    seen_tiles = []
+    for tile, (start, runs, fulls, partials) in enumerate(lists):
+        full = [t for i in range(runs) for t in range(*items[start + 2 * i : start + 2 * i + 2])]
+        partial = items[start + 2 * runs : start + 2 * runs + partials].tolist()
+        assert len(full) == fulls
+        assert len({*full, *partial}) == len(full) + len(partial)
+        keys = slice(128 * tile, 128 * tile + 128)
+        for t in range(above // 64, -(-n // 64)):
+            pairs = sees[64 * t : 64 * t + 64, keys]
+            assert t in full or t in partial or not pairs.any()
+            assert t not in full or pairs.all()
+        seen_tiles.append(fulls + partials)
+    assert ((schedule[:, 2] - np.maximum(128 * np.arange(tiles), above)) // 64).tolist() == seen_tiles
+    assert (np.diff(np.array(seen_tiles)[schedule[:, 1]]) <= 0).all()
+    assert made.schedule(window) is made.schedule(window)
+    capacity = torch.ops.treepack.window_schedule  # the operator's shape without a run: the same
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = [mode.from_tensor(torch.from_numpy(x.copy())) for x in (end.astype(np.int32), depth, rows)]
+        assert capacity(fake[0], fake[1], window, fake[2], above).shape == words.shape
+    groups = made.dkv_items(4, 2, window)
+    assert groups.dtype == torch.int32
 
 
 def test_the_items_of_a_shared_prompt():

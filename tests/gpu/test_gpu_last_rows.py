@@ -15,7 +15,7 @@ SHAPES = [(300, 100, 0), (384, 128, 0), (640, 256, 17), (700, 1, 0), (700, 699, 
 
 
 @pytest.mark.parametrize("impl", ["triton", "triton_plain"])
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize(("tokens", "queries", "padding"), SHAPES)
 def test_right(impl, size, tokens, queries, padding):
     end = random_tree(tokens, padding=padding)

@@ -72,7 +72,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("name", list(FEATURES))
 def test_features(name, size):
     check(random_tree(1100, padding=20), leaves(1120, 4, 2, size), **FEATURES[name])
@@ -133,7 +133,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", list(TREES))
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 def test_trees(name, size):
     end = tree(TREES[name], padding=37)
     check(end, leaves(len(end), 4, 2, size))

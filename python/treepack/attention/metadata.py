@@ -54,8 +54,8 @@ class TreeTiles:
         self.cache: dict[Any, Any] = {}
         self._depth: Tensor | None = None
         self._lists: dict[tuple[int, int, bool], tuple[Tensor, Tensor]] = {}
-        self._schedule: Tensor | None = None
-        self._items: dict[tuple[int, int], Tensor] = {}
+        self._schedules: dict[int, Tensor] = {}
+        self._items: dict[tuple[int, int, int], Tensor] = {}
         self._last_rows: dict[int, TreeTiles] = {}
 
     def last_rows(self, queries: int) -> TreeTiles:
@@ -96,24 +96,34 @@ class TreeTiles:
             self._lists[key] = tile_lists(self.subtree_end, depth, block, window, transpose, self.above)
         return self._lists[key]
 
-    def schedule(self) -> Tensor:
-        """(tiles, 4) int32, in which order the Hopper kernels take tiles of 128: `tiles.py`."""
-        if self._schedule is None:
-            from .operator import tile_schedule
+    def schedule(self, window: int = 0) -> Tensor:
+        """(tiles, 4) int32, in which order the Hopper kernels take tiles of 128: `tiles.tile_schedule`; with a window
+        (8 tiles + T,) int32: `tiles.window_schedule`."""
+        if window not in self._schedules:
+            from .operator import tile_schedule, window_schedule
 
-            self._schedule = tile_schedule(self.subtree_end, self.lists(128)[0], self.above)
-        return self._schedule
+            rows = self.lists(128, window)[0]
+            self._schedules[window] = (
+                window_schedule(self.subtree_end, self.depth(), window, rows, self.above)
+                if window
+                else tile_schedule(self.subtree_end, rows, self.above)
+            )
+        return self._schedules[window]
 
-    def dkv_items(self, heads: int, kv_heads: int) -> Tensor:
+    def dkv_items(self, heads: int, kv_heads: int, window: int = 0) -> Tensor:
         """int32, which program of the Hopper dK/dV computes what for layers with these heads:
         `tiles.py`."""
-        if (heads, kv_heads) in self._items:
-            return self._items[heads, kv_heads]
+        key = (heads, kv_heads, window)
+        if key in self._items:
+            return self._items[key]
         from .operator import backward_items
 
-        items: Tensor = backward_items(self.schedule(), heads, kv_heads, self.above)
+        schedule = self.schedule(window)
+        if window:
+            schedule = schedule[: 4 * self.lists(128, window)[0].shape[0]].view(-1, 4)
+        items: Tensor = backward_items(schedule, heads, kv_heads, self.above)
         if not torch.compiler.is_compiling():  # a checkpointed layer may not change what is outside of it
-            self._items[heads, kv_heads] = items
+            self._items[key] = items
         return items
 
     def prepare(
@@ -132,8 +142,8 @@ class TreeTiles:
         forward = self.lists(large, window)
         backward = self.lists(small, window) if training else forward
         queries = self.lists(small, window, transpose=True) if training and window else (None, None)
-        schedule = self.schedule() if hopper else None
-        items = self.dkv_items(*heads) if hopper and training and heads else None
+        schedule = self.schedule(window) if hopper else None
+        items = self.dkv_items(*heads, window) if hopper and training and heads else None
         return self.depth() if window else None, *forward, *backward, *queries, schedule, items
 
     def metadata_bytes(self) -> int:

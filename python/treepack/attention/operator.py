@@ -95,8 +95,9 @@ def forward_pass(
     strides.
 
     The queries are the last rows; P, the rows before them, is a multiple of 128. lse2 is 0 there.
-    `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the backward pass when
-    a window is set; `schedule` and `dkv_items` are read by the Hopper kernels. `kernels`: of `rule`.
+    `window` and `softcap` are 0 where unset. `*_window` are the transposed 64-lists, read by the portable backward pass
+    when a window is set; `schedule` and `dkv_items`, of the window, are read by the Hopper kernels. `kernels`: of
+    `rule`.
     """
     queries, heads, _ = q.shape
     n = k.shape[0]
@@ -113,8 +114,9 @@ def forward_pass(
             from .hopper import launch as hopper_launch
 
             hopper_launch.forward(
-                views, out, lse, sinks, subtree_end, rows128, items128, schedule, factor, _processors(q)
-            )
+                views, out, lse, sinks, subtree_end, depth, rows128, items128, schedule, factor, cap, window,
+                softcap > 0, _processors(q)
+            )  # fmt: skip
         else:
             portable.forward(
                 q, k, v, out, lse, sinks, subtree_end, depth, rows128, items128, factor, cap, window, softcap > 0
@@ -159,8 +161,9 @@ def backward_pass(
 
             slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
             parts = tuple(_empty(lse, slots, heads, 128, x.shape[-1]) for x in (k, v))
-            hopper_launch.dq(views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, factor, scale)
-            hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, factor, scale)
+            options = (depth, factor, cap, window, softcap > 0, scale)
+            hopper_launch.dq(views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, *options)
+            hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, *options)
             return dq, dk, dv, delta
         split = kernels == SPLIT
         if kernels not in (LOOPED, SPLIT):
@@ -298,6 +301,22 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor, above: int = 0) -> Tensor:
 @tile_schedule.register_fake
 def _(subtree_end, rows, above=0):
     return rows.new_empty(rows.shape[0], 4)
+
+
+@torch.library.custom_op("treepack::window_schedule", mutates_args=())
+def window_schedule(subtree_end: Tensor, depth: Tensor, window: int, rows: Tensor, above: int = 0) -> Tensor:
+    """`tiles.window_schedule` as one operator."""
+    from . import tiles
+
+    with torch.inference_mode(False):
+        return tiles.window_schedule(subtree_end, depth, window, rows, above)
+
+
+@window_schedule.register_fake
+def _(subtree_end, depth, window, rows, above=0):
+    from . import tiles
+
+    return rows.new_empty(tiles.schedule_capacity(rows.shape[0], (subtree_end.shape[0] + 63) // 64))
 
 
 @torch.library.custom_op("treepack::backward_items", mutates_args=())

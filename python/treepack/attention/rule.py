@@ -20,8 +20,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
 # Portable; Hopper's where they read the layouts; Hopper's or an error; portable with one form of dK/dV or the other.
 PLAIN, AUTO, GLUON, LOOPED, SPLIT = 0, 1, 2, 3, 4
-GLUON_SIZES = (64, 128)
+GLUON_SIZES = (64, 128, 256)
 GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
+# What the Hopper kernels have and what ran on a Hopper GPU are two things: "triton" takes the second alone, "gluon" the
+# first. A form moves over when tests/gpu has passed with it there (docs/kernel.md, "Two sets of kernels").
+PROVEN_SIZES = (64, 128)
+PROVEN_OPTIONS = ()  # of "window", "softcap"
 INTERPRETED = launch.interpreted()
 
 
@@ -58,6 +62,8 @@ def choose(impl: str, q: Tensor, v: Tensor, window: int, softcap: float, scale: 
         if impl == "gluon":
             raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
         return PLAIN
+    if impl != "gluon" and not proven(q.shape[-1], window > 0, softcap > 0):
+        return PLAIN
     untested = version_objection()
     if untested is None:
         return GLUON if impl == "gluon" else AUTO
@@ -76,12 +82,18 @@ def gluon_objection(q: Tensor, v: Tensor, window: int, softcap: float, scale: fl
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"they take bfloat16 and float16, not {q.dtype}"
     if q.shape[-1] not in GLUON_SIZES:
-        return f"they take head sizes 64 and 128, not {q.shape[-1]}"
+        return f"they take head sizes {', '.join(map(str, GLUON_SIZES))}, not {q.shape[-1]}"
     if v.shape[-1] != q.shape[-1]:
         return f"they take q, k and v of one head size, not {q.shape[-1]} for q and k and {v.shape[-1]} for v"
-    if window or softcap:
-        return "they have no sliding_window and no softcap"
+    if softcap:  # the mask meets the cap then, in place of the scale
+        return None if softcap >= GLUON_SCALE else f"they take a softcap of at least {GLUON_SCALE}, not {softcap}"
     return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"
+
+
+def proven(size: int, window: bool, softcap: bool) -> bool:
+    """Whether the Hopper kernels of this form passed tests/gpu on a Hopper GPU."""
+    options = {"window": window, "softcap": softcap}
+    return size in PROVEN_SIZES and all(name in PROVEN_OPTIONS for name, there in options.items() if there)
 
 
 def on_hopper(x: Tensor) -> bool:

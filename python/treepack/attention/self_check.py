@@ -205,6 +205,10 @@ def _metadata(heads: int, kv_heads: int, window: int | None) -> tuple[Tensor | N
     options = {"depth": reference.tree_depth(end) if window else None, "window": window}
     lists = [x for block in tiles.LIST_SIZES for x in tiles.tile_lists(end, block, **options)]
     queries = tiles.tile_lists(end, 64, transpose=True, **options) if window else (None, None)
-    schedule = tiles.tile_schedule(end, tiles.tile_lists(end, 128)[0])
-    items = tiles.backward_items(schedule, heads, kv_heads, processors=6)
+    if window:
+        schedule = tiles.window_schedule(end, options["depth"], window, lists[0])
+        columns = schedule[: 4 * lists[0].shape[0]].view(-1, 4)
+    else:
+        schedule = columns = tiles.tile_schedule(end, lists[0])
+    items = tiles.backward_items(columns, heads, kv_heads, processors=6)
     return end, options["depth"], *lists, *queries, schedule, items

@@ -156,6 +156,51 @@ def tile_schedule(subtree_end: Tensor, rows: Tensor, above: int = 0) -> Tensor:
     return torch.stack([queries.to(torch.int32), keys.to(torch.int32), largest, smallest], dim=1)
 
 
+def schedule_capacity(tiles: int, queries: int) -> int:
+    """Length of `window_schedule` for key tiles of 128 and query tiles of 64."""
+    return 8 * tiles + tiles * queries - tiles * (tiles - 1) + 3
+
+
+def window_schedule(subtree_end: Tensor, depth: Tensor, window: int, rows: Tensor, above: int = 0) -> Tensor:
+    """`tile_schedule` for a sliding window, (8 tiles + T,) int32: a window cuts the queries of a key tile into pieces,
+    so the Hopper dK/dV reads lists.
+
+        [4 i + c]             column c of the schedule: 0 from the window's lists of 128; 1 by the number of query
+                              tiles; 2 the end of the range, were they side by side, for `backward_items`
+        [4 (tiles + n) + c]   start, runs, full tiles in them, partials of key tile n, as `rows` of the lists
+        [8 tiles + start ..]  its `items`: query tiles of 64
+
+    Args:
+        subtree_end, depth: (N,) int32.
+        window: in tokens.
+        rows: (tiles, 4), of the window's lists of 128.
+        above: the queries are the rows from here on, a multiple of 128.
+
+    On the device of `subtree_end`, without waiting for it.
+    """
+    block_k, block_q = LIST_SIZES
+    tiles, queries = rows.shape[0], -(-subtree_end.shape[0] // block_q)
+    index = torch.arange(queries, device=subtree_end.device, dtype=torch.int64)
+    keys = index[:tiles]
+    needs = queries - 2 * keys  # the query tiles at or below the diagonal
+    starts = needs.cumsum(0) - needs
+    capacity = schedule_capacity(tiles, queries) - 8 * tiles
+    items = torch.zeros(capacity, dtype=torch.int32, device=subtree_end.device)
+    counts = []
+    step = max(1, _CHUNK // max(queries, 1))
+    for first in range(0, tiles, step):
+        some = slice(first, min(first + step, tiles))
+        visible, full = _relation(subtree_end, depth, window, block_q, block_k, slice(0, queries), some)
+        there = index[:, None] >= above // block_q
+        counts.append(_write_rows((visible & there).T, (full & there).T, starts[some], index, items, capacity))
+    lists = torch.cat([starts[:, None], torch.cat(counts)], dim=1)
+    seen = lists[:, 2] + lists[:, 3]
+    schedule = tile_schedule(subtree_end, rows, above).clone()
+    schedule[:, 1] = torch.argsort(seen, descending=True, stable=True)
+    schedule[:, 2] = (block_k * keys).clamp(min=above) + block_q * seen
+    return torch.cat([schedule.flatten(), lists.flatten().to(torch.int32), items])
+
+
 def most_split(tiles: int, heads: int, kv_heads: int, processors: int, split: bool | None = None) -> int:
     """The most key tiles that `backward_items` can split: every one that it finds long takes over 1.1 / processors of
     all work, kv_heads times."""

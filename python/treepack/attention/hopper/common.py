@@ -113,18 +113,20 @@ def copy_rows(desc, barrier, buffer, head, row, N, D: gl.constexpr, ROWS: gl.con
 
 @gluon.jit
 def copy_keys(
-    k_desc, ends_desc, k_ring, ends, use, i, partials, head, n, N,
-    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr,
+    k_desc, ends_desc, depth_desc, k_ring, ends, depths, use, i, partials, head, n, N,
+    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Fills a use of K's ring with key tile n, number i of its list; one of the `partials` first, which will be masked,
-    comes with its subtree ends."""
+    comes with its subtree ends, and with a window its depths."""
     k_ring.acquire(use)
     full = k_ring.filled(use)
     masked = i < partials
     mbarrier.expect(full, BN * D * BYTES, pred=i >= partials)
-    mbarrier.expect(full, BN * D * BYTES + BN * 4, pred=masked)
+    mbarrier.expect(full, BN * D * BYTES + BN * 4 * (1 + WINDOW), pred=masked)
     copy_rows(k_desc, full, k_ring.at(use), head, n * BN, N, D, ROWS)
     copy_to_shared(ends_desc, [0, n * BN], full, ends.index(use % k_ring.stages), masked)
+    if WINDOW:
+        copy_to_shared(depth_desc, [0, n * BN], full, depths.index(use % k_ring.stages), masked)
 
 
 @gluon.jit
@@ -166,6 +168,21 @@ def next_tile(i, n, run, last, partials):
     fresh = gl.load(run)
     after = gl.where(inside, gl.where(ended, fresh, n + 1), fresh)
     return gl.where(i + 1 < partials, listed, after), run
+
+
+@gluon.jit
+def depth_buffers(depth_desc, ends, WINDOW: gl.constexpr, STAGES: gl.constexpr):
+    """Buffers for depths beside those of subtree ends (or beside lse), which stand there without a window."""
+    buffers = ends
+    if WINDOW:
+        buffers = gl.allocate_shared_memory(gl.int32, [STAGES, 1, depth_desc.block_shape[1]], depth_desc.layout)
+    return buffers
+
+
+@gluon.jit
+def tanh(x):
+    """tanh by exp2: exact at both ends (exp2 gives 0 or inf), about 1e-7 absolute in between."""
+    return 1.0 - 2.0 / (1.0 + gl.exp2(x * (2.0 * LOG2E)))
 
 
 @gluon.jit

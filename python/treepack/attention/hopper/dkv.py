@@ -13,7 +13,8 @@ or with one of them where that would take too long. Runs after dQ, which leaves 
 TMA: by pointers lse and delta would be two dozen masked loads of 4 bytes a thread): 162 KB of shared memory at D = 128.
 
 The queries of a key tile are one range, n0 .. max(subtree_end): masked while it may lie above the diagonal, unmasked up
-to min(subtree_end), masked to the end. No list is read. Both accumulators stay within a step (C7512, see dQ).
+to min(subtree_end), masked to the end. No list is read. A sliding window cuts the range into pieces: then the list of
+the key tile is (`tiles.window_schedule`), masked tiles first. Both accumulators stay within a step (C7512, see dQ).
 """
 
 from __future__ import annotations
@@ -30,42 +31,101 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .common import NO_ITEM, copy_rows, make_ring, pack, resident, unpack
+from .common import NO_ITEM, copy_rows, depth_buffers, make_ring, pack, resident, tanh, unpack
 from .names import copy_to_global, copy_to_shared
 
 
 @gluon.jit
+def _copy_queries(
+    c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
+    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Fills use c of the rings with query tile t of head h."""
+    s = c % q_ring.stages
+    q_ring.acquire(c)  # the consumers release Q and dO, lse, delta and depths of one number together
+    mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4 * (1 + WINDOW))
+    copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, Q_ROWS)
+    copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
+    if WINDOW:
+        copy_to_shared(depth_desc, [0, t * BM], q_ring.filled(c), depths.index(s))
+    mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
+    copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, DO_ROWS)
+    copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
+
+
+@gluon.jit
+def window_list(SCHEDULE, tile, N):
+    """`(runs, their tiles in all, the partial tiles, their number)` of a key tile, in `tiles.window_schedule`: a
+    pointer to its runs of full query tiles, and one to its partial ones."""
+    tiles = (N + 127) // 128
+    row = SCHEDULE + 4 * (tiles + tile)
+    start = SCHEDULE + 8 * tiles + gl.load(row)
+    return start, gl.load(row + 2), start + 2 * gl.load(row + 1), gl.load(row + 3)
+
+
+@gluon.jit
+def copy_all_queries(
+    q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
+    tile, first, stop, head, HEADS,
+    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    """The query tiles of a key tile, for one head after another: first .. stop, or those of its window's list."""
+    c = 0
+    for g in range(HEADS):
+        h = head + g
+        if WINDOW:
+            run, fulls, partial, partials = window_list(SCHEDULE, tile, N)
+            for i in range(partials):
+                _copy_queries(
+                    c, gl.load(partial + i), h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring,
+                    lse, delta, depths, N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                )  # fmt: skip
+                c += 1
+            t = gl.load(run)
+            for _ in range(fulls):
+                _copy_queries(
+                    c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths,
+                    N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                )  # fmt: skip
+                c += 1
+                ended = t + 1 == gl.load(run + 1)  # the lists end with two spare numbers
+                run = gl.where(ended, run + 2, run)
+                t = gl.where(ended, gl.load(run), t + 1)
+        else:
+            for t in range(first, stop):
+                _copy_queries(
+                    c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths,
+                    N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                )  # fmt: skip
+                c += 1
+
+
+@gluon.jit
 def _produce(
-    q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers, q_ring, dout_ring, lse,
-    delta, N, ABOVE, n0, first, stop, hk, head, HEADS,
+    q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k_buffers, v_buffers,
+    q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk, head, HEADS,
     BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
-    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     mbarrier.expect(kv_full, 4 * 64 * D * BYTES)
     for half in gl.static_range(2):
         copy_rows(k_desc, kv_full, k_buffers.index(half), hk, n0 + half * 64, N, D, K_ROWS)
         copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
-    c = 0
-    for g in range(HEADS):
-        h = head + g
-        for t in range(first, stop):
-            s = c % q_ring.stages
-            q_ring.acquire(c)  # the consumers release Q and dO, lse and delta of one number together
-            mbarrier.expect(q_ring.filled(c), BM * D * BYTES + BM * 4)
-            copy_rows(q_desc, q_ring.filled(c), q_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, Q_ROWS)
-            copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
-            mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
-            copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, DO_ROWS)
-            copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
-            c += 1
+    copy_all_queries(
+        q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
+        n0 // 128, first, stop, head, HEADS, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+    )  # fmt: skip
 
 
 @gluon.jit
 def _step(
-    c, t, dk, dv, k, vs, q_ring, dout_ring, lse_buffers, delta_buffers, rows_n, end_n, scale,
-    HALF: gl.constexpr, MASK: gl.constexpr, BM: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+    c, t, dk, dv, k, vs, q_ring, dout_ring, lse_buffers, delta_buffers, depths, rows_n, end_n, too_deep, scale, cap,
+    HALF: gl.constexpr, MASK: gl.constexpr, BM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    LS: gl.constexpr, LO: gl.constexpr,
 ):  # fmt: skip
-    """Query tile t, number c of this program."""
+    """Query tile t, number c of this program; t is read with MASK only."""
     DTYPE: gl.constexpr = k.dtype
     zero = gl.zeros([64, BM], gl.float32, LS)
     q_ring.wait(c)
@@ -74,13 +134,28 @@ def _step(
     v = resident(vs, HALF)
     dp = warpgroup_mma(v, dout_ring.at(c).permute([1, 0]), zero, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    p = gl.exp2(s * scale - lse_buffers.index(c % q_ring.stages).load(LS))
+    factor = scale
+    if SOFTCAP:
+        s = tanh(s * scale)
+        factor = cap
+    p = gl.exp2(s * factor - lse_buffers.index(c % q_ring.stages).load(LS))
     if MASK:
         rows_m = gl.expand_dims(t * BM + gl.arange(0, BM, gl.SliceLayout(0, LS)), 0)
-        p = gl.where((gl.expand_dims(rows_n, 1) <= rows_m) & (rows_m < gl.expand_dims(end_n, 1)), p, 0.0)
-    delta = delta_buffers.index(c % q_ring.stages).load(LS)
+        seen = (gl.expand_dims(rows_n, 1) <= rows_m) & (rows_m < gl.expand_dims(end_n, 1))
+        if WINDOW:
+            seen = seen & (depths.index(c % q_ring.stages).load(LS) < gl.expand_dims(too_deep, 1))
+        p = gl.where(seen, p, 0.0)
+    if SOFTCAP:  # P for dV is packed first: from here on p holds it times the slope of tanh, as dS needs it
+        packed = pack(p, DTYPE)
+        p = p * (1.0 - s * s)
+    else:
+        delta = delta_buffers.index(c % q_ring.stages).load(LS)
     dp = warpgroup_mma_wait(0, deps=[dp])
-    left = unpack(pack(p, DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
+    if SOFTCAP:
+        delta = delta_buffers.index(c % q_ring.stages).load(LS)
+    else:
+        packed = pack(p, DTYPE)
+    left = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
     ds = unpack(pack(p * (dp - delta), DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
     dv = warpgroup_mma(left, dout_ring.at(c), dv, is_async=True)
     dk = warpgroup_mma(ds, q_ring.at(c), dk, is_async=True)
@@ -91,14 +166,17 @@ def _step(
 
 @gluon.jit
 def _consume(
-    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, ks, vs, q_ring, dout_ring, lse, delta, scale,
-    grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
-    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr,
+    dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, ks, vs, q_ring, dout_ring, lse, delta, depths,
+    scale, cap, window, grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
+    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     rows_n = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
+    too_deep = rows_n
+    if WINDOW:  # the depth of the first token below that sees this one no more
+        too_deep = gl.load(DEPTH + rows_n, mask=rows_n < N, other=0) + window
     k = ks.index(HALF)
     v = vs.index(HALF)
     dk = gl.zeros([64, D], gl.float32, LO)
@@ -107,21 +185,39 @@ def _consume(
     c = 0
     full_start = gl.minimum(first + 128 // BM, stop)
     for _ in range(HEADS):
-        for t in range(first, full_start):
-            dk, dv = _step(
-                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
-            )
-            c += 1
-        for t in range(full_start, full_stop):
-            dk, dv = _step(
-                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, False, BM, LS, LO
-            )
-            c += 1
-        for t in range(full_stop, stop):
-            dk, dv = _step(
-                c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, rows_n, end_n, scale, HALF, True, BM, LS, LO
-            )
-            c += 1
+        if WINDOW:
+            _, fulls, partial, partials = window_list(SCHEDULE, n0 // 128, N)
+            for i in range(partials):
+                dk, dv = _step(
+                    c, gl.load(partial + i), dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n,
+                    too_deep, scale, cap, HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                )  # fmt: skip
+                c += 1
+            for _ in range(fulls):
+                dk, dv = _step(
+                    c, 0, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
+                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO
+                )  # fmt: skip
+                c += 1
+        else:
+            for t in range(first, full_start):
+                dk, dv = _step(
+                    c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
+                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                )  # fmt: skip
+                c += 1
+            for t in range(full_start, full_stop):
+                dk, dv = _step(
+                    c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
+                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO
+                )  # fmt: skip
+                c += 1
+            for t in range(full_stop, stop):
+                dk, dv = _step(
+                    c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
+                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                )  # fmt: skip
+                c += 1
     dk = dk * grad_scale
     if part >= 0:  # a float32 part, (128, D): `sum_kernel` adds those of a group
         rows = gl.expand_dims(HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
@@ -139,17 +235,18 @@ def _consume(
 
 
 @gluon.jit(
-    do_not_specialize=["N", "ABOVE", "H", "G"],
-    do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "END", "SCHEDULE", "ITEMS"],
+    do_not_specialize=["N", "ABOVE", "H", "G", "window"],
+    do_not_specialize_on_alignment=["DK_PARTS", "DV_PARTS", "END", "SCHEDULE", "ITEMS", "DEPTH"],
 )
 def dkv_kernel(
     q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, DK_PARTS, DV_PARTS, lse_desc, delta_desc, END, SCHEDULE, ITEMS,
-    scale, grad_scale, N, ABOVE, H, G,
+    scale, grad_scale, N, ABOVE, H, G, depth_desc, DEPTH, window, cap,
     D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
+    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """ITEMS: `tiles.backward_items`. The parts are (split tiles, H, 128, D) float32. The queries are the rows from
-    ABOVE on, a multiple of 128."""
+    ABOVE on, a multiple of 128. `scale` and what is None are as in the forward kernel; with a window SCHEDULE is that
+    of `tiles.window_schedule`."""
     DTYPE: gl.constexpr = q_desc.dtype
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     item = gl.load(ITEMS + 1 + gl.program_id(0))
@@ -175,15 +272,18 @@ def dkv_kernel(
         dout_ring = make_ring(dout_desc, STAGES)
         lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], lse_desc.layout)
         delta = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], delta_desc.layout)
+        depths = depth_buffers(depth_desc, lse, WINDOW, STAGES)
         gl.warp_specialize(
             [
-                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 0, BM, D)),
-                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, kv_full, k_buffers, v_buffers, q_ring, dout_ring,
-                            lse, delta, scale, grad_scale, N, n0, first, full_stop, stop, hk, part, heads, 1, BM, D)),
-                (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, kv_full, k_buffers, v_buffers,
-                            q_ring, dout_ring, lse, delta, N, ABOVE, n0, first, stop, hk, head, heads, BM, D, BYTES,
-                            Q_ROWS, K_ROWS, V_ROWS, DO_ROWS)),
+                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k_buffers, v_buffers,
+                            q_ring, dout_ring, lse, delta, depths, scale, cap, window, grad_scale, N, n0, first,
+                            full_stop, stop, hk, part, heads, 0, BM, D, WINDOW, SOFTCAP)),
+                (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k_buffers, v_buffers,
+                            q_ring, dout_ring, lse, delta, depths, scale, cap, window, grad_scale, N, n0, first,
+                            full_stop, stop, hk, part, heads, 1, BM, D, WINDOW, SOFTCAP)),
+                (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full,
+                            k_buffers, v_buffers, q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk,
+                            head, heads, BM, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS, WINDOW)),
             ],
             [4, 1],
             [240, 24],

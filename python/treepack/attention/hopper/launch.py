@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..triton.common import COLUMNS, ROWS, matrix_view
 from . import table
 from .dkv import dkv_kernel, sum_kernel
+from .dkv_wide import wide_dkv_kernel
 from .dq import dq_kernel
 from .forward import forward_kernel
 
@@ -69,7 +70,9 @@ class _Kernel:
             self.compiled[key] = self.function[(programs,)](*arguments, **constants, **table.OPTIONS)
 
 
-forward_launch, dq_launch, dkv_launch, sum_launch = map(_Kernel, (forward_kernel, dq_kernel, dkv_kernel, sum_kernel))
+forward_launch, dq_launch, dkv_launch, wide_dkv_launch, sum_launch = map(
+    _Kernel, (forward_kernel, dq_kernel, dkv_kernel, wide_dkv_kernel, sum_kernel)
+)
 
 
 class View(NamedTuple):
@@ -105,10 +108,19 @@ def _rows(x: Tensor, heads: int, n: int, stride: int, block: int) -> _Descriptor
     return _Descriptor(x, [heads, n], [stride, 1], [1, block], table.VECTOR)
 
 
-def _ends(subtree_end: Tensor, n: int) -> _Descriptor:
-    if subtree_end.data_ptr() % 16:
-        subtree_end = subtree_end.clone()
-    return _rows(subtree_end, 1, n, -(-n // 4) * 4, table.KEYS)
+def _tokens(x: Tensor, n: int, block: int) -> _Descriptor:
+    """An int32 for each token, in tiles of (1, block)."""
+    if x.data_ptr() % 16:
+        x = x.clone()
+    return _rows(x, 1, n, -(-n // 4) * 4, block)
+
+
+def _options(depth: Tensor | None, n: int, block: int, window: int, cap: float, softcap: bool) -> list[Any]:
+    """`depth_desc`, DEPTH, `window` and `cap` of a kernel: None where they are not read."""
+    found: list[Any] = [None, None, None]
+    if window:
+        found = [_tokens(depth, n, block), depth, window]
+    return [*found, cap if softcap else None]
 
 
 def _layouts(sources: list[View]) -> dict[str, bool]:
@@ -116,11 +128,12 @@ def _layouts(sources: list[View]) -> dict[str, bool]:
 
 
 def forward(
-    sources: list[View], out: Tensor, lse: Tensor, sinks: Tensor | None, subtree_end: Tensor, list_rows: Tensor,
-    list_items: Tensor, schedule: Tensor, scale: float, processors: int,
+    sources: list[View], out: Tensor, lse: Tensor, sinks: Tensor | None, subtree_end: Tensor, depth: Tensor | None,
+    list_rows: Tensor, list_items: Tensor, schedule: Tensor, scale: float, cap: float, window: int, softcap: bool,
+    processors: int,
 ) -> None:  # fmt: skip
-    """Fills out, as q, and lse (H, N) from q (the last rows of N), k and v (N, H_kv, D); `scale` gives base-2
-    logits."""
+    """Fills out, as q, and lse (H, N) from q (the last rows of N), k and v (N, H_kv, D); `scale` gives base-2 logits,
+    with `softcap` the argument of tanh, which `cap` turns into them; `depth` is read with a window (0: none)."""
     q, k, v = sources
     n, kv_heads, size = k.tensor.shape
     heads, above = out.shape[1], n - out.shape[0]
@@ -128,19 +141,23 @@ def forward(
     tiles = -(-out.shape[0] // 128)
     # Two groups of heads side by side fill the chip more evenly where both find their K and V in the cache.
     pairs = heads % (2 * group) == 0 and 2 * 2 * n * size * out.element_size() <= SECTION_BYTES
+    keys = table.forward_keys(size)
     queue = torch.zeros(1, dtype=torch.int32, device=out.device)
     forward_launch.launch(
         min(processors, tiles * heads), out,
-        [q.tiles(64), k.tiles(table.KEYS), v.tiles(table.KEYS), _target(out), _ends(subtree_end, n), lse, subtree_end,
+        [q.tiles(64), k.tiles(keys), v.tiles(keys), _target(out), _tokens(subtree_end, n, keys), lse, subtree_end,
          subtree_end if sinks is None else sinks.float().contiguous(), list_rows, list_items, schedule, queue,
-         scale, lse.stride(0), n, above, tiles, tiles * heads, group, (2 if pairs else 1) * group],
-        {"D": size, "BN": table.KEYS, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None},
+         scale, lse.stride(0), n, above, tiles, tiles * heads, group, (2 if pairs else 1) * group,
+         *_options(depth, n, keys, window, cap, softcap)],
+        {"D": size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None,
+         "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
 
 
 def dq(
     sources: list[View], out: Tensor, dq: Tensor, lse: Tensor, delta: Tensor, dlse: Tensor | None, subtree_end: Tensor,
-    list_rows: Tensor, list_items: Tensor, schedule: Tensor, scale: float, grad_scale: float,
+    list_rows: Tensor, list_items: Tensor, schedule: Tensor, depth: Tensor | None, scale: float, cap: float,
+    window: int, softcap: bool, grad_scale: float,
 ) -> None:  # fmt: skip
     """Fills dq, as q, and delta (H, N) from q, k, v and dout."""
     q, k, v, dout = sources
@@ -148,12 +165,15 @@ def dq(
     heads, above = out.shape[1], n - out.shape[0]
     group = heads // kv_heads
     tiles = -(-out.shape[0] // 128)
+    keys = table.dq_keys(size, window > 0 or softcap)
     dq_launch.launch(
         tiles * heads, out,
-        [q.tiles(64), k.tiles(table.KEYS), v.tiles(table.KEYS), dout.tiles(64), _target(out), _target(dq),
-         _ends(subtree_end, n), lse, delta, lse if dlse is None else dlse, list_rows, list_items, schedule,
-         scale, grad_scale, lse.stride(0), n, above, tiles, group, group],
-        {"D": size, "BN": table.KEYS, "STAGES": table.STAGES, **_layouts(sources), "HAS_DLSE": dlse is not None},
+        [q.tiles(64), k.tiles(keys), v.tiles(keys), dout.tiles(64), _target(out), _target(dq),
+         _tokens(subtree_end, n, keys), lse, delta, lse if dlse is None else dlse, list_rows, list_items, schedule,
+         scale, grad_scale, lse.stride(0), n, above, tiles, group, group,
+         *_options(depth, n, keys, window, cap, softcap)],
+        {"D": size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_DLSE": dlse is not None,
+         "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
 
 
@@ -164,19 +184,22 @@ def split_tiles(items: Tensor, n: int, heads: int, kv_heads: int) -> int:
 
 def dkv(
     sources: list[View], dk: Tensor, dv: Tensor, parts: tuple[Tensor, Tensor], lse: Tensor, delta: Tensor,
-    subtree_end: Tensor, schedule: Tensor, items: Tensor, scale: float, grad_scale: float,
+    subtree_end: Tensor, schedule: Tensor, items: Tensor, depth: Tensor | None, scale: float, cap: float, window: int,
+    softcap: bool, grad_scale: float,
 ) -> None:  # fmt: skip
     """Fills dk and dv (N, H_kv, D); `parts`: two times (split tiles, H, 128, D) float32 for the query heads alone."""
     q, k, v, dout = sources
     n, kv_heads, size = dk.shape
     heads, above = q.tensor.shape[1], n - q.tensor.shape[0]
     group = heads // kv_heads
-    dkv_launch.launch(
-        len(items) - 1, q.tensor,
+    wide = size > table.WIDE  # then two programs an item
+    (wide_dkv_launch if wide else dkv_launch).launch(
+        (len(items) - 1) * (2 if wide else 1), q.tensor,
         [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk), _target(dv), *parts,
          *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
-         scale, grad_scale, n, above, heads, group],
-        {"D": size, "BM": table.QUERIES, "STAGES": table.QUERY_STAGES, **_layouts(sources)},
+         scale, grad_scale, n, above, heads, group, *_options(depth, n, table.QUERIES, window, cap, softcap)],
+        {"D": size, "BM": table.QUERIES, "STAGES": table.query_stages(size), **_layouts(sources), "WINDOW": window > 0,
+         "SOFTCAP": softcap},
     )  # fmt: skip
     slots = parts[0].shape[0]
     if slots:

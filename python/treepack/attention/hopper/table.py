@@ -10,17 +10,36 @@ from triton.experimental.gluon import language as gl
 
 from ..versions import COMPILE
 from .dkv import dkv_kernel
+from .dkv_wide import wide_dkv_kernel
 from .dq import dq_kernel
 from .forward import forward_kernel
 
 # 168 registers a thread at the start; the warp groups then trade: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
 OPTIONS = {"num_warps": 4, "maxnreg": 168, **COMPILE}
 KEYS = 128  # key rows of a tile: forward, dQ
+FEWER_KEYS = 64  # ... where 128 would not fit
+WIDE = 128  # larger heads: 64 key rows, one dK/dV accumulator a consumer
 STAGES = 2
 QUERIES = 64  # query rows of a tile: dK/dV
 QUERY_STAGES = 3
+WIDE_STAGES = 2  # of Q and dO: dK/dV of wide heads
 SUM_ROWS = 16  # key rows of a program that adds parts of dK and dV
 VECTOR = gl.NVMMASharedLayout(0, 32, 2)  # int32 or float32 rows of one tile
+
+
+def forward_keys(size: int) -> int:
+    """Key rows of a tile of the forward kernel."""
+    return FEWER_KEYS if size > WIDE else KEYS
+
+
+def dq_keys(size: int, options: bool) -> int:
+    """Key rows of a tile of dQ: with a window or a cap (`options`) 128 would spill at D = 128 (256 and 456 bytes)."""
+    return FEWER_KEYS if size > WIDE or (size > 64 and options) else KEYS
+
+
+def query_stages(size: int) -> int:
+    """Buffers of Q and dO of dK/dV."""
+    return WIDE_STAGES if size > WIDE else QUERY_STAGES
 
 
 @functools.cache
@@ -32,8 +51,9 @@ def matrix(size: int, dtype) -> gl.NVMMASharedLayout:
 
 def variants(kernels, sizes, dtypes):
     """Every form of every kernel with tensors read as (N, H D), and the first form with (H N, D), in bfloat16; the
-    first form in float16, which differs by one conversion."""
-    forms = {"forward": ("plain", "sinks", "rows"), "dkv": ("plain", "rows"), "dq": ("plain", "dlse", "rows")}
+    first form in float16, which differs by one conversion. window: with sinks, as in gpt-oss; options: all of them."""
+    every = ("rows", "window", "options")
+    forms = {"forward": ("plain", "sinks", *every), "dkv": ("plain", *every), "dq": ("plain", "dlse", *every)}
     for name, size, dtype in itertools.product(kernels, sizes, dtypes):
         for variant in forms[name] if dtype == "bf16" else forms[name][:1]:
             yield name, size, dtype, variant
@@ -42,27 +62,37 @@ def variants(kernels, sizes, dtypes):
 def describe(name: str, size: int, dtype: str, variant: str):
     """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}) of one variant."""
     lay = matrix(size, dtype)
-    half, keys = (None, (64, size), lay), (None, (KEYS, size), lay)
-    rows = variant == "rows"
-    constants = {"D": size, "BN": KEYS, "STAGES": STAGES, "Q_ROWS": rows, "K_ROWS": rows, "V_ROWS": rows}
+    rows, window, softcap = variant == "rows", variant in ("window", "options"), variant == "options"
+    block = {"forward": forward_keys(size), "dq": dq_keys(size, window or softcap), "dkv": QUERIES}[name]
+    half, keys = (None, (64, size), lay), (None, (block, size), lay)
+    depths = {"depth_desc": ("i32", (1, block), VECTOR)} if window else {}
+    options = {"WINDOW": window, "SOFTCAP": softcap}
+    dkv = {"BM": QUERIES, "STAGES": query_stages(size)}
+    constants = {
+        "D": size,
+        **(dkv if name == "dkv" else {"BN": block, "STAGES": STAGES}),
+        "Q_ROWS": rows,
+        "K_ROWS": rows,
+        "V_ROWS": rows,
+    }
     if name == "forward":
-        constants["HAS_SINKS"] = variant == "sinks"
+        constants |= {"HAS_SINKS": variant == "sinks" or window, **options}
         descriptors = {
-            "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, KEYS), VECTOR)
+            "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, block), VECTOR)
         }  # fmt: skip
-        return forward_kernel, constants, descriptors
+        return forward_kernel, constants, descriptors | depths
     constants["DO_ROWS"] = rows
     if name == "dq":
-        constants["HAS_DLSE"] = variant == "dlse"
+        constants |= {"HAS_DLSE": variant == "dlse" or softcap, **options}
         descriptors = {
             "q_desc": half, "k_desc": keys, "v_desc": keys, "dout_desc": half, "out_desc": half, "dq_desc": half,
-            "ends_desc": ("i32", (1, KEYS), VECTOR),
+            "ends_desc": ("i32", (1, block), VECTOR),
         }  # fmt: skip
-        return dq_kernel, constants, descriptors
-    constants |= {"BM": QUERIES, "STAGES": QUERY_STAGES}
+        return dq_kernel, constants, descriptors | depths
+    constants |= options
     queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
     descriptors = {
         "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row,
         "dk_desc": half, "dv_desc": half,
     }  # fmt: skip
-    return dkv_kernel, constants, descriptors
+    return wide_dkv_kernel if size > WIDE else dkv_kernel, constants, descriptors | depths
