@@ -96,3 +96,16 @@ def test_a_mesh_without_names():
             treepack.pack(SAMPLES, max_tokens=12, ranks=mesh)
 
     on_rank(0, ask, names=None)
+
+
+def test_a_rank_outside_the_mesh():
+    def ask(mesh):
+        from torch.distributed.device_mesh import DeviceMesh
+
+        some = DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",))
+        packed = treepack.pack(SAMPLES, max_tokens=12, ranks=some)
+        for call in (lambda: align([], some), lambda: packed.for_rank(some)):
+            with pytest.raises(treepack.PackError, match=r"^this process is on no rank of the mesh$"):
+                call()
+
+    on_rank(3, ask)

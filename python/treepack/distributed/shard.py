@@ -65,8 +65,8 @@ class TreeShard:
 
         Raises:
             TypeError: no mesh, not one tree, or one that is still on the host.
-            ValueError: a mesh of several dimensions, another form, ranks with different trees, columns or forms. What one
-                rank raises, every rank raises, so that none waits.
+            ValueError: a mesh of several dimensions, another form, ranks with different trees, columns or forms.
+                What one rank raises, every rank raises, so that none waits.
         """
         self.wire = Wire(mesh)
         trouble: Exception | None = None

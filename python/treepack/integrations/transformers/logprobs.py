@@ -157,8 +157,8 @@ def term_log_probs(
             between them is refused; False leaves this out, as `TREEPACK_MODEL_CHECK=0` does.
         mesh: one dimension of a DeviceMesh, whose ranks run this tree together; each of them passes the same tree. All
             ranks get the values of all terms, and hidden states (n, h) of their own rows, which are those of
-            `TreeShard(tree, mesh, shard).rows`. Each rank takes its own part
-            of the gradient: where all compute the same loss, the gradients of the ranks add up to those of one process
+            `TreeShard(tree, mesh, shard).rows`. Each rank takes its own part of the gradient: where all compute the
+            same loss, the gradients of the ranks add up to those of one process
             (`treepack.distributed.sum_gradients`). What of a loss is not made of these values counts once for every
             rank.
         shard: with a mesh: "rows" (the default) runs a range of rows on each rank, "heads" runs attention by heads and
@@ -171,7 +171,8 @@ def term_log_probs(
         ValueError: a model that would not compute on a tree what it computes on each sample (see `check_model`), a
             temperature that is not positive or of another length; on the CPU, a target or kept id that the head has no
             row for (on a GPU such a target's log-prob is NaN). With a mesh: several dimensions of one, ranks with
-            different trees, columns or weights, layers that carry a state, a compiled model, heads that the ranks cannot part.
+            different trees, columns or weights, layers that carry a state, a compiled model, heads that the ranks
+            cannot part.
         TypeError: a tree that is still on the host, a mesh that is none.
 
     Example:
