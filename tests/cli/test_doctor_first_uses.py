@@ -12,8 +12,8 @@ from treepack.cli import doctor
 
 def test_verdicts_are_checks(monkeypatch):
     monkeypatch.delenv("TREEPACK_SELF_CHECK", raising=False)
-    right = self_check.Verdict("Hopper", "a GPU", "bfloat16", 64, ("sinks", "forward and backward"), 5.5, "")
-    wrong = self_check.Verdict("portable", "a GPU", "float16", 96, (), 3.0, "out: not finite")
+    right = self_check.Verdict("Hopper", "a GPU", "bfloat16", 64, 64, ("sinks", "forward and backward"), 5.5, "")
+    wrong = self_check.Verdict("portable", "a GPU", "float16", 192, 128, (), 3.0, "out: not finite")
     monkeypatch.setattr(self_check, "_verdicts", {1: right, 2: wrong, 3: None})
     assert doctor.first_uses() == [
         doctor.Check("first use, Hopper kernels", True, "bfloat16, head size 64: sinks, forward and backward", 5.5),

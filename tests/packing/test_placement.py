@@ -205,7 +205,8 @@ def test_placement_is_not_quadratic(shape):
         packs = (treepack.pack(batch, max_tokens=max_tokens) for _ in range(5))
         return min(packed.stats.milliseconds["placement"] for packed in packs)
 
-    assert milliseconds(40_000) < 40 * milliseconds(4_000)
+    # A busy machine slows one of the two: the best ratio of several counts, which a scan never reaches.
+    assert any(milliseconds(40_000) < 40 * milliseconds(4_000) for _ in range(5))
 
 
 # ------------------------------------------------------------------------------------------------------ case 44
