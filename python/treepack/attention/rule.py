@@ -21,7 +21,7 @@ OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
 # Portable; Hopper's where they read the layouts; Hopper's or an error; portable with one form of dK/dV or the other.
 PLAIN, AUTO, GLUON, LOOPED, SPLIT = 0, 1, 2, 3, 4
 GLUON_SIZES = (64, 128, 256)
-GLUON_SCALE = 1e-20  # their mask is -1e30 before the scale: a smaller one would bring it near the scores
+GLUON_SCALE = 1e-20  # their mask is -inf before the scale: with one that rounds to 0 it would be NaN
 # What the Hopper kernels have and what ran on a Hopper GPU are two things: "triton" takes the second alone, "gluon" the
 # first. A form moves over when tests/gpu has passed with it there (docs/kernel.md, "Two sets of kernels").
 PROVEN_SIZES = (64, 128)

@@ -25,10 +25,11 @@ from triton.language.core import _aggregate as aggregate
 
 from .names import copy_to_shared
 
-# Finite, as exp2(-inf - -inf) would be NaN; put in before the scale, which therefore must not be tiny (GLUON_SCALE). A
-# row that sees nothing (padding) may still compute inf or NaN: scale * MASKED and the maximum subtracted from it differ
-# by rounding, of about 1e21. Such rows are dropped by selects, never by a factor of 0.
-MASKED = gl.constexpr(-1.0e30)
+# Put in before the scale, which therefore must not round to 0 (GLUON_SCALE). A row may see nothing of a tile, its first
+# too where the tile of the diagonal comes in halves, so that the maximum of a row starts at a number: exp2(-inf - LOWEST)
+# is 0. A finite mask would not do: scale * mask and the maximum, which was rounded, differ by up to 1e21.
+MASKED = gl.constexpr(float("-inf"))
+LOWEST = gl.constexpr(-1.0e38)
 LOG2E = gl.constexpr(1.4426950408889634)
 NO_ITEM = gl.constexpr(-(1 << 31))  # tiles.NO_ITEM
 

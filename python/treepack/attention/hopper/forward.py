@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .common import (
     LOG2E,
+    LOWEST,
     MASKED,
     copy_keys,
     copy_rows,
@@ -235,7 +236,7 @@ def _consume(
             s = tanh(s * scale)
             factor = cap
         p, m_i, alpha = _softmax(
-            gl.where(seen, s, MASKED), gl.full([64], -1.0e38, gl.float32, gl.SliceLayout(1, LS)), factor
+            gl.where(seen, s, MASKED), gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, LS)), factor
         )
         l_i = gl.sum(p, 1)
         packed = pack(p, DTYPE)
