@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import fla_tuning  # noqa: F401, before any import of flash-linear-attention
 import hybrid_model
 import model_rows
 import numpy as np

@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "tests" / "gpu")]
 import source_tree  # noqa: E402, F401, I001
+import fla_tuning  # noqa: E402, F401
 import forests  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -34,6 +34,7 @@ CONVS = {  # name: (nests or tokens, padding, channels, width, bias, silu)
     "width 7": (60, 0, 4, 7, True, True),
     "drawn": (600, 40, 6, 4, True, True),
 }
+NORMS = {"rows of 24": (37, 24), "one row": (1, 128), "rows of 128": (64, 128)}
 
 
 def tree(torch, nests, padding):
@@ -157,6 +158,18 @@ def convolved(torch, nests, padding, channels, width, bias, silu):
     return {name: difference(a, b) for name, a, b in zip(names, *results, strict=True)}
 
 
+def normed(torch, rows, size):
+    from treepack.recurrent.triton import norm
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, size, generator=generator, requires_grad=True)
+    dy = torch.randn(x.shape, generator=generator)
+    want = x / (x.square().sum(-1, keepdim=True) + norm.EPS).sqrt()
+    y, lengths = norm.l2norm(x.detach())
+    (gradient,) = torch.autograd.grad(want, x, dy)
+    return {"y": difference(y, want), "gradient": difference(norm.l2norm_gradient(y, lengths, dy), gradient)}
+
+
 def main():
     warnings.simplefilter("ignore")
     import torch
@@ -168,6 +181,8 @@ def main():
             found[f"{kind}: {name}"] = walked(torch, kind, nests, padding, *sizes)
     for name, case in CONVS.items():
         found[f"conv: {name}"] = convolved(torch, *case)
+    for name, case in NORMS.items():
+        found[f"norm: {name}"] = normed(torch, *case)
     json.dump(found, sys.stdout)
 
 

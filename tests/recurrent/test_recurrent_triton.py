@@ -18,6 +18,7 @@ import interpreted_recurrent
 HERE = Path(__file__).resolve().parents[1]
 CASES = [f"{kind}: {name}" for kind in ("delta", "kda", "linear") for name in interpreted_recurrent.WALKS]
 CASES += [f"conv: {name}" for name in interpreted_recurrent.CONVS]
+CASES += [f"norm: {name}" for name in interpreted_recurrent.NORMS]
 
 
 def run(script, **environment):

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from .metadata import TreeSegments
 from .plan import Walk, chunk_size, walk
-from .triton import launch
+from .triton import launch, norm
 
 TESTED = ("0.6.0",)
 DELTA_SIZES, KDA_SIZES, LINEAR_SIZES = (16, 32, 64), (32, 64), (16, 32, 64)  # tokens of a chunk that its kernels take
@@ -43,7 +43,6 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "chunk_bwd_dqkwg": ("q", "k", "v", "do", "h", "dh", "g", "scale", *_COMMON),
     },
     "fla.ops.utils": {"chunk_local_cumsum": ("g", "chunk_size", "reverse", "scale", "cu_seqlens", "chunk_indices")},
-    "fla.modules.norm.l2norm": {"l2norm_fwd": ("x", "eps"), "l2norm_bwd": ("y", "rstd", "dy", "eps")},
 }
 
 
@@ -114,15 +113,6 @@ def _cleared(walk: Walk, *rows: Tensor) -> None:
             x[:, walk.tokens :] = 0
 
 
-def _l2norm(*rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [_known("fla.modules.norm.l2norm", "l2norm_fwd")(x) for x in rows]
-
-
-def _l2norm_gradient(y: Tensor, rstd: Tensor, dy: Tensor) -> Tensor:
-    gradient: Tensor = _known("fla.modules.norm.l2norm", "l2norm_bwd")(y, rstd, dy)
-    return gradient
-
-
 class _Rule(NamedTuple):
     """A delta rule of flash-linear-attention: its two functions, and what the first leaves for the second."""
 
@@ -156,15 +146,15 @@ class _Delta(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule: _Rule, walk: Walk, scale: float,
         qk_l2norm: bool,
     ) -> Tensor:  # fmt: skip
-        rstd: tuple[Tensor, ...] = ()
+        lengths: tuple[Tensor, ...] = ()
         if qk_l2norm:
-            (q, q_rstd), (k, k_rstd) = _l2norm(q, k)
-            rstd = (q_rstd, k_rstd)
+            (q, of_q), (k, of_k) = norm.l2norm(q), norm.l2norm(k)
+            lengths = (of_q, of_k)
         found = _on_tree(*rule.forward, walk, k.dtype)(
             q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=None, output_final_state=False, **_where(walk)
         )
         o, cumulated = (found[place] for place in rule.given)
-        ctx.save_for_backward(q, k, v, cumulated, beta, *(found[place] for place in rule.solved.values()), *rstd)
+        ctx.save_for_backward(q, k, v, cumulated, beta, *(found[place] for place in rule.solved.values()), *lengths)
         ctx.rule, ctx.walk, ctx.scale, ctx.g_dtype = rule, walk, scale, g.dtype
         out: Tensor = o.to(v.dtype)
         _cleared(walk, out)
@@ -175,13 +165,13 @@ class _Delta(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> Any:
         rule: _Rule = ctx.rule
         q, k, v, g, beta, *more = ctx.saved_tensors
-        solved, rstd = dict(zip(rule.solved, more, strict=False)), more[len(rule.solved) :]
+        solved, lengths = dict(zip(rule.solved, more, strict=False)), more[len(rule.solved) :]
         dq, dk, dv, dbeta, dg, *_ = _on_tree(*rule.backward, ctx.walk, k.dtype)(
             q=q, k=k, v=v, g=g, beta=beta, **solved, scale=ctx.scale, initial_state=None, do=do.contiguous(), dht=None,
             **_where(ctx.walk),
         )  # fmt: skip
-        if rstd:
-            dq, dk = _l2norm_gradient(q, rstd[0], dq), _l2norm_gradient(k, rstd[1], dk)
+        if lengths:
+            dq, dk = (norm.l2norm_gradient(*x) for x in ((q, lengths[0], dq), (k, lengths[1], dk)))
         out = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dg.to(ctx.g_dtype), dbeta.to(beta.dtype)
         _cleared(ctx.walk, *out)
         return (*out, None, None, None, None)
