@@ -25,9 +25,9 @@ from triton.language.core import _aggregate as aggregate
 
 from .names import copy_to_shared
 
-# Put in before the scale, which therefore must not round to 0 (GLUON_SCALE). A row may see nothing of a tile, even of its
-# first where the tile of the diagonal comes in halves, so the maximum of a row starts at a number: exp2(-inf - LOWEST) is
-# 0. A finite mask would not do: scale * mask and the maximum, which was rounded, differ by up to 1e21.
+# Put in before the scale, which therefore must not round to 0 (GLUON_SCALE). A row may see nothing of a tile, even of
+# its first where the tile of the diagonal comes in halves, so the maximum of a row starts at a number: exp2(-inf -
+# LOWEST) is 0. A finite mask would not do: scale * mask and the maximum, which was rounded, differ by up to 1e21.
 MASKED = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e38)
 LOG2E = gl.constexpr(1.4426950408889634)
