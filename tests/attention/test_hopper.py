@@ -106,11 +106,11 @@ def test_the_rule(monkeypatch, call, covered):
 )
 def test_a_form_that_no_gpu_ran_must_be_asked_for(monkeypatch, call):
     rule = hopper(monkeypatch)
+    assert rule(**call) == triton_rule.AUTO
+    monkeypatch.setattr(triton_rule, "PROVEN_OPTIONS", ())
+    monkeypatch.setattr(triton_rule, "PROVEN_SIZES", (64, 128))
     assert rule(**call) == triton_rule.PLAIN
     assert rule("gluon", **call) == triton_rule.GLUON
-    monkeypatch.setattr(triton_rule, "PROVEN_OPTIONS", ("window", "softcap"))
-    monkeypatch.setattr(triton_rule, "PROVEN_SIZES", triton_rule.GLUON_SIZES)
-    assert rule(**call) == triton_rule.AUTO
 
 
 def test_an_older_gpu_runs_the_portable_kernels(monkeypatch):

@@ -393,3 +393,19 @@ def test_rows_over_ranks():
         assert figures == [row[at] for at in (2, 4, 5, 7, 8)], name
     worst = max((row[at] for row in counted.values() for at in (3, 11)), key=float)
     assert says(SHARDS, f"The slowest rank has at most {worst} times the mean work")
+
+
+SHAPES = rows(KERNEL, "Two sets of kernels", "portable")
+
+
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_two_sets(number):
+    _, tree, *cells = SHAPES[number]
+    named = next(row[0] for row in SHAPES[number::-1] if row[0] != "the same")
+    shape = named.removeprefix("D ").split(", ")
+    head = rf"^{tree}  D {shape[0]}  heads {shape[1].removesuffix(' heads').replace(' ', '')}  "
+    head += "".join(f"{option}  " for option in shape[2:])
+    text = (RESULTS / "gpu_shapes.txt").read_text(encoding="utf-8")
+    section = re.search(head + r"N \d+.*\n((?:  .*\n)+)", text, re.MULTILINE)[1]
+    times = dict(re.findall(r"^  (\w+) .*\)\s+\d+\s+([\d.]+)\s+[\d.]+", section, re.MULTILINE))
+    assert cells == [times["triton_plain"], times["gluon"]]

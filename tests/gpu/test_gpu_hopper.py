@@ -3,7 +3,6 @@ own."""
 
 from __future__ import annotations
 
-import os
 import threading
 
 import forests
@@ -45,7 +44,6 @@ def launches(monkeypatch) -> list[str]:
 
 EVERY = ["forward_kernel", "dq_kernel", "dkv_kernel", "sum_kernel"]
 WIDE = ["forward_kernel", "dq_kernel", "wide_dkv_kernel", "sum_kernel"]
-UNPROVEN = EVERY if os.environ.get("TREEPACK_UNPROVEN") else []  # conftest.py
 
 
 @pytest.mark.parametrize(
@@ -60,9 +58,9 @@ UNPROVEN = EVERY if os.environ.get("TREEPACK_UNPROVEN") else []  # conftest.py
         ("triton", {"layout": "misaligned"}, []),
         ("triton", {"size": 96}, []),
         ("triton", {"dtype": torch.float32}, []),
-        ("triton", {"sliding_window": 20}, UNPROVEN),
-        ("triton", {"softcap": 2.0}, UNPROVEN),
-        ("triton", {"size": 256}, UNPROVEN and WIDE),
+        ("triton", {"sliding_window": 20}, EVERY),
+        ("triton", {"softcap": 2.0}, EVERY),
+        ("triton", {"size": 256}, WIDE),
         ("gluon", {"size": 256}, WIDE),
         ("gluon", {"sliding_window": 20}, EVERY),
         ("gluon", {"softcap": 2.0}, EVERY),

@@ -24,8 +24,8 @@ GLUON_SIZES = (64, 128, 256)
 GLUON_SCALE = 1e-20  # their mask is -inf before the scale: with one that rounds to 0 it would be NaN
 # What the Hopper kernels have and what ran on a Hopper GPU are two things: "triton" takes the second alone, "gluon" the
 # first. A form moves over when tests/gpu has passed with it there (docs/kernel.md, "Two sets of kernels").
-PROVEN_SIZES = (64, 128)
-PROVEN_OPTIONS = ()  # of "window", "softcap"
+PROVEN_SIZES = (64, 128, 256)
+PROVEN_OPTIONS = ("window", "softcap")
 INTERPRETED = launch.interpreted()
 
 
