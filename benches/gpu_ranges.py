@@ -83,7 +83,8 @@ class Pass:
         terms = [int(x["completion_mask"][1:].sum()) for x in samples]
         self.first = np.concatenate([[0], np.cumsum(terms)])
         self.terms = int(self.first[-1])
-        self.weights = torch.cos(torch.arange(self.terms, device=device, dtype=torch.float32)) / self.terms
+        # Of one sign: a sum that cancels would say nothing about the distance of two losses.
+        self.weights = (1 + torch.cos(torch.arange(self.terms, device=device, dtype=torch.float32)) / 2) / self.terms
 
     def of_tree(self, tree: Any) -> Tensor:
         """Weights of the terms of a tree: sample by sample, as they are numbered over all samples."""

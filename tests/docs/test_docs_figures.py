@@ -19,6 +19,7 @@ SHARDS = ROOT / "docs" / "shards.md"
 PLACEMENT = ROOT / "docs" / "placement.md"
 OFFLINE = ROOT / "docs" / "offline.md"
 KERNEL = ROOT / "docs" / "kernel.md"
+RECURRENT = ROOT / "docs" / "recurrent.md"
 README = ROOT / "README.md"
 BENCHES = ROOT / "benches" / "README.md"
 
@@ -409,3 +410,16 @@ def test_two_sets(number):
     section = re.search(head + r"N \d+.*\n((?:  .*\n)+)", text, re.MULTILINE)[1]
     times = dict(re.findall(r"^  (\w+) .*\)\s+\d+\s+([\d.]+)\s+[\d.]+", section, re.MULTILINE))
     assert cells == [times["triton_plain"], times["gluon"]]
+
+
+@pytest.mark.parametrize("row", rows(RECURRENT, "Measured"), ids=lambda row: row[0])
+def test_recurrent(row):
+    tree, sizes, *cells, over = row
+    text = (RESULTS / "gpu_recurrent.txt").read_text(encoding="utf-8")
+    head = re.search(rf"^delta {tree}: N (\d+), raw (\d+), (\d+) segments.*\n((?:   .*\n)+)", text, re.MULTILINE)
+    assert [int(number(x)) for x in sizes.split(" / ")] == [int(x) for x in head.groups()[:3]]
+    line = r"^   (\w+) +([\d.]+) / +([\d.]+) ms +([\d.]+) of"
+    found = re.findall(line, head[4], re.MULTILINE)
+    times = {name: (f"{forward} / {backward}", ratio) for name, forward, backward, ratio in found}
+    assert cells == [times[name][0] for name in ("treepack", "chain", "alone", "levels")]
+    assert over == times["treepack"][1]

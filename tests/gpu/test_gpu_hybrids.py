@@ -32,6 +32,7 @@ SIZES = {
         "qk_nope_head_dim": 8,
         "qk_rope_head_dim": 8,
         "v_head_dim": 16,
+        "first_k_dense_replace": 99,  # no experts: which of them a token gets can change with its last bits
     },
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_state": 64},
     "lfm2": {},

@@ -40,7 +40,8 @@ def float64(kind, leaves, tree, paths):
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_right_as_alone(kind, name):
-    """Norm of the error at most 1.2 times that of flash-linear-attention on every sample alone."""
+    """Norm of the error at most 1.2 times that of flash-linear-attention on every sample alone, or a unit in the last
+    place of bf16: errors of samples alone are summed in float32, and partly cancel."""
     forest = forests.layout(*TREES[name])
     tree, n = compare.tree_of(forest.subtree_end), forest.tokens
     leaves = compare.inputs(kind, n)
@@ -50,7 +51,7 @@ def test_as_right_as_alone(kind, name):
     for result, x in want.items():
         size = max(float(x.norm()), 0.1 * x.numel() ** 0.5)  # the gate of a root has no gradient
         error, allowed = (float((y - x).norm()) for y in (got[result].double(), peer[result].double()))
-        assert error <= max(1.2 * allowed, 2e-3 * size), (result, error, allowed, size)
+        assert error <= max(1.2 * allowed, 2**-8 * size), (result, error, allowed, size)
     padding = TREES[name][1]
     if padding:
         assert not any(x[:, n - padding :].any() for x in got.values())
@@ -69,7 +70,8 @@ def test_level_by_level_agrees(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_compilations_and_no_waiting(kind):
-    """Equal bits from run to run; nothing compiles for another tree; nothing waits for the device."""
+    """Equal bits from run to run; nothing compiles for another tree with chunks of the same size and blocks of the same
+    width; nothing waits for the device."""
     from treepack.recurrent.triton import walk
 
     forest = forests.layout(forests.random_nests(random.Random(5), 3000, branching=4))
@@ -80,12 +82,21 @@ def test_bits_compilations_and_no_waiting(kind):
     for _ in range(5):
         again = compare.tree_results(kind, leaves, tree, forest.paths)
         assert all(torch.equal(x, again[name]) for name, x in first.items())
-    size = chunked.chunk_size(tree_segments(tree))
-    for seed in range(10):
+
+    def form(tree):
+        segments = tree_segments(tree)
+        sizes = {"delta": chunked.DELTA_SIZES, "kda": chunked.KDA_SIZES, "linear": chunked.LINEAR_SIZES}[kind]
+        size = chunked.chunk_size(segments, sizes)
+        return size, chunked.walk(segments, size).narrow
+
+    compared = 0
+    for seed in range(20):
         other = forests.layout(forests.random_nests(random.Random(seed), 500 + 37 * seed, branching=2))
         other_tree = compare.tree_of(other.subtree_end)
-        if chunked.chunk_size(tree_segments(other_tree)) == size:
+        if form(other_tree) == form(tree):
             compare.tree_results(kind, compare.inputs(kind, other.tokens), other_tree, other.paths)
+            compared += 1
+    assert compared > 2
     assert count == [len(next(iter(f.device_caches.values()))[0]) for f in (walk.walk_forward, walk.walk_backward)]
     out = compare.on_tree(kind, leaves, tree)
     dout = torch.randn_like(out)
