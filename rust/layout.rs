@@ -3,14 +3,12 @@
 //! The tree is cut out of the trie over all samples: `Shape` collects its nodes, `write_positions` lays them out.
 //! The descendants of a node are then one contiguous range.
 
-use std::hint::black_box;
-
 use crate::arrays::Arrays;
 use crate::groups::Groups;
 use crate::options::Order;
 use crate::samples::{Samples, TokenColumn};
 use crate::simd::{iota_i32, Stores};
-use crate::trie::{Trie, NONE, ROOT};
+use crate::trie::{Node, Trie, NONE, ROOT, STEPS_AHEAD};
 
 /// A node of one tree.
 #[derive(Clone, Copy)]
@@ -58,13 +56,22 @@ pub struct Disagreement {
     pub token: u32,
 }
 
+/// A node of the trie: its parent, its end, and its place, `NONE` outside this tree.
+struct Step {
+    parent: u32,
+    end: u32,
+    place: u32,
+}
+
 /// The places of one tree, parents before children, and their depth-first order. Reused from tree to tree.
 pub struct Shape {
     pub places: Vec<Place>,
     /// Depth-first order of the places.
     pub order: Vec<u32>,
-    /// Place of each node of the trie, `NONE` outside this tree.
-    place_of: Vec<u32>,
+    /// The place at which each sample of this tree ends.
+    pub leaves: Vec<u32>,
+    /// Of each node of the trie, together in memory: what the walks up read.
+    steps: Vec<Step>,
     pub positions: usize,
     pub segments: usize,
     /// For each per-token column: the first two samples that disagree on it.
@@ -80,7 +87,8 @@ impl Shape {
         Shape {
             places: Vec::new(),
             order: Vec::new(),
-            place_of: vec![NONE; trie.nodes.len()],
+            leaves: Vec::new(),
+            steps: trie.nodes.iter().map(|&Node { parent, end, .. }| Step { parent, end, place: NONE }).collect(),
             positions: 0,
             segments: 0,
             disagreements: Vec::new(),
@@ -94,18 +102,20 @@ impl Shape {
     /// comparison of what they share.
     pub fn build(&mut self, trie: &Trie, samples: &Samples, members: &[u32], order: Order) {
         for place in &self.places {
-            self.place_of[place.node as usize] = NONE;
+            self.steps[place.node as usize].place = NONE;
         }
         self.places.clear();
+        self.leaves.clear();
         self.disagreements.clear();
         self.disagreements.resize(samples.token_columns.len(), None);
         if trie.outgrows_caches() {
             self.fresh.clear();
             self.fresh.extend(members.iter().map(|&sample| trie.leaf[sample as usize]));
-            let place_of = &self.place_of;
-            trie.climb_ahead(&mut self.fresh, |node| {
-                black_box(place_of[node as usize]);
-            });
+            for _ in 0..STEPS_AHEAD {
+                for node in self.fresh.iter_mut().filter(|node| **node != ROOT) {
+                    *node = self.steps[*node as usize].parent; // a step of all, so that their cache misses overlap
+                }
+            }
         }
         for &sample in members {
             let shared = self.add_path(trie, sample);
@@ -126,31 +136,28 @@ impl Shape {
         self.number();
     }
 
-    pub fn place_of_leaf(&self, trie: &Trie, sample: u32) -> u32 {
-        self.place_of[trie.leaf[sample as usize] as usize]
-    }
-
     /// Adds the nodes of a sample's path that are new; returns the lowest place that was there before.
     fn add_path(&mut self, trie: &Trie, sample: u32) -> u32 {
         self.fresh.clear();
         let mut node = trie.leaf[sample as usize];
-        while node != ROOT && self.place_of[node as usize] == NONE {
+        while node != ROOT && self.steps[node as usize].place == NONE {
             self.fresh.push(node);
-            node = trie.nodes[node as usize].parent;
+            node = self.steps[node as usize].parent;
         }
-        let shared = if node == ROOT { NONE } else { self.place_of[node as usize] };
+        let shared = if node == ROOT { NONE } else { self.steps[node as usize].place };
         let mut parent = shared;
+        let mut start = self.steps[node as usize].end;
         for &node in self.fresh.iter().rev() {
-            let edge = &trie.nodes[node as usize];
             let place = self.places.len() as u32;
-            self.place_of[node as usize] = place;
+            let step = &mut self.steps[node as usize];
+            step.place = place;
             self.places.push(Place {
                 node,
                 parent,
                 owner: sample,
-                start: edge.start,
-                end: edge.end,
-                size: edge.len(),
+                start,
+                end: step.end,
+                size: step.end - start,
                 samples: 0,
                 children: 0,
                 ends: false,
@@ -160,7 +167,9 @@ impl Shape {
                 top: 0,
             });
             parent = place;
+            start = step.end;
         }
+        self.leaves.push(parent);
         let last = &mut self.places[parent as usize];
         last.ends = true;
         last.samples += 1;

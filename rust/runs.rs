@@ -4,7 +4,7 @@
 use crate::error::{Fault, PackError};
 use crate::memory::room_for;
 use crate::samples::Samples;
-use crate::simd::run_end;
+use crate::simd::{prefetch, run_end};
 
 #[derive(Clone)]
 pub struct Runs {
@@ -41,6 +41,14 @@ impl Runs {
     pub fn ranges(&self, sample: u32) -> &[(u32, u32)] {
         let (a, b) = (self.offsets[sample as usize], self.offsets[sample as usize + 1]);
         &self.runs[a as usize..b as usize]
+    }
+
+    /// Asks for the runs of a sample to be brought into the caches: where they begin, and about where they lie.
+    pub fn ask_for(&self, sample: u32) {
+        prefetch(&self.offsets, sample);
+        if self.runs.len() == self.terms.len() {
+            prefetch(&self.runs, sample); // one run a sample, as a rule
+        }
     }
 
     /// Runs of all samples.

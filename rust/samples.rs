@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::error::{Fault, PackError, MAX_INDEX};
-use crate::simd::id_overflow;
+use crate::simd::{id_overflow, prefetch};
 
 /// Token sequences that a trie can be built over. A node is keyed on the token, on its identity row, and with
 /// label branching also on the token that follows (nothing after the last).
@@ -59,6 +59,25 @@ impl<'a> Samples<'a> {
 
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
+    }
+
+    /// Asks for where the rows of samples lie, and then for the first of them, to be brought into the caches. What comes
+    /// after them the processor reads ahead by itself.
+    pub fn ask_for(&self, samples: &[u32]) {
+        const LINE: u32 = 64;
+        for &sample in samples {
+            prefetch(&self.ids, sample);
+            self.token_columns.iter().for_each(|column| prefetch(&column.rows, sample));
+            self.sample_columns
+                .iter()
+                .for_each(|column| prefetch(&column.rows, sample.wrapping_mul(column.width as u32)));
+        }
+        for &sample in samples {
+            (0..3).for_each(|line| prefetch(self.ids[sample as usize], line * LINE / 8));
+            for column in &self.token_columns {
+                (0..2).for_each(|line| prefetch(column.rows[sample as usize], line * LINE));
+            }
+        }
     }
 
     /// Lengths agree and indices fit; O(samples). Token values are checked where they are first read.

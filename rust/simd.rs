@@ -103,6 +103,19 @@ with_avx2! {
     pub fn id_overflow(ids: &[i64]) -> u64 = all_ids_body
 }
 
+/// Asks for an item to be brought into the caches; a number that the slice does not have is nothing.
+#[inline(always)]
+pub fn prefetch<T>(items: &[T], at: u32) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(item) = items.get(at as usize) {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        // SAFETY: reads nothing; every x86-64 processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(item).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::hint::black_box((items.len(), at));
+}
+
 #[inline(always)]
 pub fn iota_i32(to: &mut [i32], start: i32) {
     Stores::Plain.iota_i32(to, start)

@@ -13,7 +13,7 @@ use crate::layout::{Place, Shape};
 use crate::runs::Runs;
 use crate::samples::{KeptSets, SampleColumn, Samples, TokenColumn};
 use crate::simd::Stores;
-use crate::trie::{Trie, NONE};
+use crate::trie::NONE;
 
 /// Positions with more sets than this get a hash table.
 const SCAN: usize = 8;
@@ -51,18 +51,11 @@ pub struct Terms {
 
 impl Terms {
     /// Finds pieces and rows. O(path stretches + runs + N / 64), with kept sets O(M + kept ids).
-    pub fn plan(
-        &mut self,
-        shape: &Shape,
-        trie: &Trie,
-        runs: &Runs,
-        members: &[u32],
-        kept: Option<(&KeptSets, &KeptIndex)>,
-    ) {
+    pub fn plan(&mut self, shape: &Shape, runs: &Runs, members: &[u32], kept: Option<(&KeptSets, &KeptIndex)>) {
         self.pieces.clear();
         self.count = 0;
         for (member, &sample) in members.iter().enumerate() {
-            self.add_pieces(shape, trie, runs, sample, member as u32);
+            self.add_pieces(shape, runs, sample, member as u32);
         }
         match kept {
             Some((sets, index)) => {
@@ -77,12 +70,12 @@ impl Terms {
         }
     }
 
-    fn add_pieces(&mut self, shape: &Shape, trie: &Trie, runs: &Runs, sample: u32, member: u32) {
+    fn add_pieces(&mut self, shape: &Shape, runs: &Runs, sample: u32, member: u32) {
         let runs = runs.ranges(sample);
         let (Some(&(first, _)), Some(&(_, last))) = (runs.first(), runs.last()) else { return };
         // Stretches from the leaf up, as far as a predecessor of a target can lie.
         self.stretches.clear();
-        let mut place = shape.place_of_leaf(trie, sample);
+        let mut place = shape.leaves[member as usize];
         while place != NONE {
             let Place { end, top, .. } = shape.places[place as usize];
             let Place { start, at, parent, .. } = shape.places[top as usize];

@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 
 use crate::groups::Groups;
 use crate::samples::Sequences;
-use crate::simd::{common_prefix, common_prefix_bytes};
+use crate::simd::{common_prefix, common_prefix_bytes, prefetch};
 
 pub const NONE: u32 = u32::MAX;
 pub const ROOT: u32 = 0;
@@ -22,9 +22,13 @@ pub const STEPS_AHEAD: usize = 12;
 /// Samples whose paths are read ahead together.
 pub const AHEAD: usize = 16;
 /// Lists of up to this many children are scanned; longer ones are hashed.
-const SCAN: u32 = 8;
+const SCAN: usize = 8;
+/// In place of the first child: there are more than `SCAN`, all of them in the hash table.
+const HASHED: u32 = u32::MAX - 1;
 
+/// Two to a cache line: where a trie is larger than the caches, reading nodes is what takes the time.
 #[derive(Clone, Copy, Default)]
+#[repr(align(32))]
 pub struct Node {
     /// Token, and with label branching the next token, of the first element; see `key`.
     key: u64,
@@ -32,10 +36,9 @@ pub struct Node {
     pub start: u32,
     pub end: u32,
     pub parent: u32,
-    /// List of the children, kept while it is short enough to be scanned.
+    /// List of the children while it is short enough to be scanned, then `HASHED`.
     first_child: u32,
     next_sibling: u32,
-    children: u32,
 }
 
 impl Node {
@@ -60,6 +63,15 @@ pub fn pairs(start: u32, end: u32) -> u64 {
     triangle(end) - triangle(start)
 }
 
+/// Where the walk of a sample stands: below `node`, before a child of it, which may be the one with this key.
+struct Step {
+    sample: u32,
+    node: u32,
+    child: u32,
+    depth: u32,
+    key: u64,
+}
+
 pub struct Trie {
     pub nodes: Vec<Node>,
     /// The node at which each sample ends.
@@ -82,11 +94,12 @@ impl Trie {
     /// A trie of all samples, its nodes in depth-first order. No more can be inserted.
     pub fn build(sequences: &impl Sequences, samples: usize) -> Self {
         let mut trie = Trie::with_capacity(samples);
+        let mut known = [ROOT; AHEAD];
         for sample in 0..samples {
             if sample % AHEAD == 0 && trie.outgrows_caches() {
-                trie.descend_ahead(sequences, sample as u32..samples.min(sample + AHEAD) as u32);
+                trie.descend_ahead(sequences, sample as u32..samples.min(sample + AHEAD) as u32, &mut known);
             }
-            trie.insert(sequences);
+            trie.insert_below(sequences, known[sample % AHEAD]);
         }
         trie.in_depth_first_order()
     }
@@ -116,50 +129,74 @@ impl Trie {
         self.nodes.len() > CACHED_NODES
     }
 
-    /// Reads the nodes that the next samples will pass, a level at a time, so that their cache misses overlap.
-    fn descend_ahead(&self, sequences: &impl Sequences, samples: Range<u32>) {
-        let mut walks: Vec<(u32, u32)> = samples.map(|sample| (sample, ROOT)).collect();
+    /// Reads the nodes that the next samples will pass, one of each sample in turn, each asked for a turn before, so that
+    /// their cache misses overlap. `known`: a node of each sample's path, as deep as its elements are known to be the
+    /// sample's without a look at others.
+    fn descend_ahead(&self, sequences: &impl Sequences, samples: Range<u32>, known: &mut [u32; AHEAD]) {
+        *known = [ROOT; AHEAD];
+        let first = samples.start;
+        let start = |sample| Step { sample, node: ROOT, child: self.nodes[0].first_child, key: 0, depth: 0 };
+        let mut walks: Vec<Step> = samples.map(start).collect();
+        walks.retain_mut(|walk| self.enter(sequences, walk, ROOT));
         while !walks.is_empty() {
-            walks.retain_mut(|(sample, node)| {
-                let depth = self.nodes[*node as usize].end;
-                if depth as usize >= sequences.ids(*sample).len() {
-                    return false;
+            walks.retain_mut(|walk| {
+                let child = &self.nodes[walk.child as usize];
+                if child.key != walk.key || child.parent != walk.node {
+                    walk.child = child.next_sibling;
+                    prefetch(&self.nodes, walk.child);
+                    return walk.child != NONE;
                 }
-                let key = key(sequences, *sample, depth);
-                let same = |child: &u32| {
-                    let child = &self.nodes[*child as usize];
-                    child.key == key && child.parent == *node
-                };
-                let found = if self.nodes[*node as usize].children > SCAN {
-                    self.wide.find(hash(*node, key), same).copied()
-                } else {
-                    let listed = |child: u32| Some(child).filter(|&child| child != NONE);
-                    let first = listed(self.nodes[*node as usize].first_child);
-                    std::iter::successors(first, |&child| listed(self.nodes[child as usize].next_sibling)).find(same)
-                };
-                *node = found.unwrap_or(ROOT);
-                found.is_some()
+                let known = &mut known[(walk.sample - first) as usize];
+                let whole = child.end - walk.depth == 1 && exact(sequences, walk.sample, walk.depth);
+                *known = if *known == walk.node && whole { walk.child } else { *known };
+                self.enter(sequences, walk, walk.child)
             });
         }
     }
 
-    /// Walks from each of `nodes` towards the root, a step at a time for all of them, so that their cache misses
-    /// overlap; `read` is given the nodes that are met. At most `STEPS_AHEAD` of each.
-    pub fn climb_ahead(&self, nodes: &mut [u32], mut read: impl FnMut(u32)) {
-        for _ in 0..STEPS_AHEAD {
-            for node in nodes.iter_mut().filter(|node| **node != ROOT) {
-                read(*node);
-                *node = self.nodes[*node as usize].parent;
-            }
+    /// Sets a walk before the children of `node`; false where its sample ends, or no child can be the next.
+    fn enter(&self, sequences: &impl Sequences, walk: &mut Step, node: u32) -> bool {
+        let above = &self.nodes[node as usize];
+        let depth = above.end;
+        if depth as usize >= sequences.ids(walk.sample).len() {
+            return false;
         }
+        let key = key(sequences, walk.sample, depth);
+        let mut child = above.first_child;
+        if child == HASHED {
+            let same =
+                |&child: &u32| self.nodes[child as usize].key == key && self.nodes[child as usize].parent == node;
+            child = self.wide.find(hash(node, key), same).map_or(NONE, |&child| child);
+        }
+        prefetch(&self.nodes, child);
+        *walk = Step { node, child, key, depth, ..*walk };
+        child != NONE
+    }
+
+    /// A child that is not hashed, and its siblings after it.
+    fn listed(&self, first: u32) -> impl Iterator<Item = u32> + '_ {
+        let some = |child: u32| Some(child).filter(|&child| child != NONE);
+        std::iter::successors(some(first), move |&child| some(self.nodes[child as usize].next_sibling))
     }
 
     /// Inserts the next sample (number `leaf.len()`) and returns the node at which it ends.
     pub fn insert(&mut self, sequences: &impl Sequences) -> u32 {
+        self.insert_below(sequences, ROOT)
+    }
+
+    /// `insert`, of a sample whose path is known to pass through a node.
+    fn insert_below(&mut self, sequences: &impl Sequences, known: u32) -> u32 {
         let sample = self.leaf.len() as u32;
         let length = sequences.ids(sample).len() as u32;
         self.cut = None;
         let mut depth = self.resume(sequences, sample);
+        if self.nodes[known as usize].end > depth {
+            depth = self.nodes[known as usize].end;
+            self.path.clear();
+            let parent = |&node: &u32| Some(self.nodes[node as usize].parent).filter(|&parent| parent != NONE);
+            self.path.extend(std::iter::successors(Some(known), parent));
+            self.path.reverse();
+        }
         let mut node = *self.path.last().unwrap_or(&ROOT);
         while depth < length {
             let key = key(sequences, sample, depth);
@@ -213,15 +250,14 @@ impl Trie {
             if node.key != key || node.parent != parent {
                 return 0;
             }
-            // The key has all of one element, but for the upper half of an id that is out of range: where forks are
-            // dense, no ids of other samples are fetched.
-            let id = sequences.ids(sample)[depth as usize];
-            if node.end - depth == 1 && sequences.width() == 0 && i64::from(id as u32) == id {
+            // Where forks are dense, no ids of other samples are fetched.
+            if node.end - depth == 1 && exact(sequences, sample, depth) {
                 return 1;
             }
             common(sequences, node.owner, sample, depth, node.end)
         };
-        if self.nodes[parent as usize].children > SCAN {
+        let first = self.nodes[parent as usize].first_child;
+        if first == HASHED {
             let mut found = 0;
             let same = |&child: &u32| {
                 found = shared(child);
@@ -230,33 +266,25 @@ impl Trie {
             let child = *self.wide.find(hash(parent, key), same)?;
             return Some((child, found));
         }
-        let mut child = self.nodes[parent as usize].first_child;
-        while child != NONE {
-            let found = shared(child);
-            if found > 0 {
-                return Some((child, found));
-            }
-            child = self.nodes[child as usize].next_sibling;
-        }
-        None
+        self.listed(first).map(|child| (child, shared(child))).find(|&(_, found)| found > 0)
     }
 
     fn add_child(&mut self, parent: u32, key: u64, owner: u32, start: u32, end: u32) -> u32 {
         let id = self.nodes.len() as u32;
-        let above = &mut self.nodes[parent as usize];
-        let next_sibling = above.first_child;
-        above.first_child = id;
-        above.children += 1;
-        let count = above.children;
-        self.nodes.push(Node { key, owner, start, end, parent, first_child: NONE, next_sibling, children: 0 });
-        if count == SCAN + 1 {
+        let first = self.nodes[parent as usize].first_child;
+        let next_sibling = if first == HASHED { NONE } else { first };
+        self.nodes.push(Node { key, owner, start, end, parent, first_child: NONE, next_sibling });
+        if first == HASHED {
+            self.hash_in(id);
+        } else if self.listed(first).count() < SCAN {
+            self.nodes[parent as usize].first_child = id;
+        } else {
             let mut child = id;
             while child != NONE {
                 self.hash_in(child);
                 child = self.nodes[child as usize].next_sibling;
             }
-        } else if count > SCAN {
-            self.hash_in(id);
+            self.nodes[parent as usize].first_child = HASHED;
         }
         id
     }
@@ -271,9 +299,9 @@ impl Trie {
     fn split(&mut self, sequences: &impl Sequences, node: u32, depth: u32) -> u32 {
         let id = self.nodes.len() as u32;
         let old = self.nodes[node as usize];
-        self.nodes.push(Node { end: depth, first_child: node, children: 1, ..old });
+        self.nodes.push(Node { end: depth, first_child: node, ..old });
         let parent = old.parent as usize;
-        if self.nodes[parent].children > SCAN {
+        if self.nodes[parent].first_child == HASHED {
             if let Some(entry) = self.wide.find_mut(hash(old.parent, old.key), |&v| v == node) {
                 *entry = id;
             }
@@ -311,6 +339,13 @@ fn key(sequences: &impl Sequences, sample: u32, depth: u32) -> u64 {
     }
     let next = ids.get(depth as usize + 1).map_or(0, |&id| (id as u64).wrapping_add(1));
     token | next << 32
+}
+
+/// Whether the key has all of the element: no identity row, no upper half of an id that is out of range.
+#[inline(always)]
+fn exact(sequences: &impl Sequences, sample: u32, depth: u32) -> bool {
+    let id = sequences.ids(sample)[depth as usize];
+    sequences.width() == 0 && i64::from(id as u32) == id
 }
 
 #[inline(always)]

@@ -12,7 +12,7 @@ use crate::packed::{Packed, Stats, Tree};
 use crate::plan::Forest;
 use crate::runs::Runs;
 use crate::samples::{KeptSets, Samples};
-use crate::simd::{with_avx2, Stores};
+use crate::simd::{prefetch, with_avx2, Stores};
 use crate::slab::Slab;
 use crate::terms::Terms;
 use crate::trie::{pairs, Trie};
@@ -42,8 +42,16 @@ impl Writer<'_, '_> {
         let (mut at, mut bad) = (0, 0);
         for tree in 0..forest.tokens.len() {
             let members = members.values(tree as u32);
+            if self.trie.outgrows_caches() {
+                for &sample in members {
+                    prefetch(&self.trie.leaf, sample);
+                    prefetch(&offsets, sample);
+                    self.runs.ask_for(sample);
+                }
+                self.samples.ask_for(members);
+            }
             shape.build(self.trie, self.samples, members, self.options.order);
-            terms.plan(&shape, self.trie, self.runs, members, self.kept);
+            terms.plan(&shape, self.runs, members, self.kept);
             let padded = self.padded(shape.positions);
             let sizes = Sizes {
                 positions: shape.positions,
@@ -116,8 +124,7 @@ fn write_tree_body(
     for (to, &sample) in out.sample_index.iter_mut().zip(members) {
         *to = sample as i32;
     }
-    for (to, &sample) in out.sample_last_segment.iter_mut().zip(members) {
-        let place = shape.place_of_leaf(writer.trie, sample);
+    for (to, &place) in out.sample_last_segment.iter_mut().zip(&shape.leaves) {
         *to = shape.places[place as usize].segment as i32;
     }
     out.shift_labels.fill(-100);

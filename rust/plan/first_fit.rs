@@ -1,8 +1,6 @@
 //! First fit: samples in an order, each into the first tree in which its additional positions, terms and kept ids fit;
 //! else into a new tree.
 
-use std::hint::black_box;
-
 use super::demand::Demand;
 use super::forest::Forest;
 use super::room::Room;
@@ -92,18 +90,25 @@ struct State<'a> {
 }
 
 impl State<'_> {
-    /// Reads what the walks of the next samples will read, a step at a time for all, so that their cache misses overlap.
+    /// Asks for what the walks of the next samples will read, a step at a time for all, so that their cache misses overlap:
+    /// the nodes, what is kept of their trees, the lists of these.
     fn read_ahead(&self, samples: &[u32]) {
         let mut nodes = [ROOT; AHEAD];
         for (node, &sample) in nodes.iter_mut().zip(samples) {
             *node = self.trie.leaf[sample as usize];
         }
+        let mut met = [ROOT; AHEAD * STEPS_AHEAD];
+        let mut count = 0;
         for _ in 0..STEPS_AHEAD {
             for node in nodes.iter_mut().filter(|node| **node != ROOT) {
-                black_box(self.trees_of_node.last(*node));
+                self.trees_of_node.ask_for(*node);
+                met[count] = *node;
+                count += 1;
                 *node = self.steps[*node as usize].0;
             }
         }
+        met[..count].iter().for_each(|&node| self.trees_of_node.ask_for_list(node));
+        met[..count].iter().for_each(|&node| self.trees_of_node.ask_for_trees(node));
     }
 
     /// The first tree with room, and the lowest node of the sample's path that it holds; `NONE` where a new one is needed.
@@ -118,7 +123,7 @@ impl State<'_> {
         let mut node = self.trie.leaf[sample as usize];
         while node != ROOT {
             let (parent, end) = self.steps[node as usize];
-            if self.trees_of_node.any(node) {
+            if self.trees_of_node.stop(node) > from as u32 {
                 let room = [need[0] - end, need[1], need[2]];
                 // Nodes further up leave more to add: no tree before the first that has this much room will do.
                 from = match self.all.first(from, room) {

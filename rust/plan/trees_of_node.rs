@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::room::{has_room, Room};
 use super::tournament::Tournament;
+use crate::simd::prefetch;
 
 /// Up to this many trees of a list are scanned.
 const SCAN: usize = 32;
@@ -62,14 +63,32 @@ impl TreesOfNode {
         }
     }
 
-    /// The last tree that holds the node.
-    pub fn last(&self, node: u32) -> Option<u32> {
-        self.trees(node).last().copied()
+    /// Asks for what is kept of a node to be brought into the caches.
+    pub fn ask_for(&self, node: u32) {
+        prefetch(&self.nodes, node);
     }
 
-    /// Whether any tree holds the node.
-    pub fn any(&self, node: u32) -> bool {
-        !matches!(self.nodes[node as usize], Trees::None)
+    /// Asks for the head of its list of trees.
+    pub fn ask_for_list(&self, node: u32) {
+        if let Trees::Many { list, .. } = self.nodes[node as usize] {
+            prefetch(&self.lists, list);
+        }
+    }
+
+    /// Asks for the end of its list of trees.
+    pub fn ask_for_trees(&self, node: u32) {
+        if let Trees::Many { list, .. } = self.nodes[node as usize] {
+            let trees = &self.lists[list as usize].trees;
+            prefetch(trees, trees.len() as u32 - 1);
+        }
+    }
+
+    /// One past the last tree that holds the node; 0 where none does.
+    pub fn stop(&self, node: u32) -> u32 {
+        match self.nodes[node as usize] {
+            Trees::None => 0,
+            Trees::One([last]) | Trees::Two([_, last]) | Trees::Many { last, .. } => last + 1,
+        }
     }
 
     /// The first tree that holds the node, has room and is affordable, of those from `range.start` on and before
@@ -222,7 +241,7 @@ mod tests {
                 assert_eq!(trees_of_node.fullest(0, need, from, &free), scan);
             }
             assert_eq!(trees_of_node.trees(0), trees);
-            assert_eq!(trees_of_node.any(0), count > 0);
+            assert_eq!(trees_of_node.stop(0) > 0, count > 0);
         }
     }
 }
