@@ -184,6 +184,10 @@ bench-gpu-ranges: ## Cut trees of a 1.5B model against trees within the budget, 
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_ranges.py --data '$(DATA)' $(ARGS) | tee benches/results/gpu_ranges.txt
 
+bench-ranks: ## One tree over two GPUs against one, balanced ranks under DDP (DATA=file.npz of `gpu_ranges.py --write`); keeps benches/results/gpu_ranks.txt
+	mkdir -p benches/results
+	$(GPU_PYTHON) benches/gpu_ranks.py $(if $(DATA),--data '$(DATA)') $(ARGS) | tee benches/results/gpu_ranks.txt
+
 bench-model: ## One training step, packed against alone, on a CUDA device (GPU_PYTHON=python3 ARGS='--rows agent9k'); keeps benches/results/gpu_model.txt
 	mkdir -p benches/results
 	$(GPU_PYTHON) benches/gpu_model.py $(ARGS) | tee benches/results/gpu_model.txt
