@@ -19,7 +19,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import treepack
 from treepack import term_log_probs
-from treepack.integrations.transformers import model_inputs
+from treepack.integrations.transformers import model_inputs, router_aux_loss
 from treepack.logprobs import head_log_probs
 
 
@@ -177,3 +177,14 @@ def test_value_far_out_in_the_vocabulary_of_a_half_model():
     assert (packed - exact).abs().max() <= 2 * (alone - exact).abs().max()
     assert (packed - exact).abs().mean() <= 1.2 * (alone - exact).abs().mean()
     assert model.lm_head.weight.shape[0] == VOCABULARY
+
+
+def test_a_router_in_half_precision_counts_exactly():
+    """300 samples on one prompt: bfloat16 has 300 and nothing near it, and no 301."""
+    tree = treepack.pack([{"input_ids": [7, 8, 9, i + 10]} for i in range(301)], max_tokens=1024)[0].to("cpu")
+    logits = torch.zeros(tree.num_tokens, 4, dtype=torch.bfloat16)
+    logits[:, 2] = 1
+    loss = router_aux_loss((logits,), tree, num_experts=4, top_k=1)
+    expected = 4 * logits[0].softmax(-1)[2].float()  # every token chooses the third
+    assert loss.dtype == torch.float32
+    assert (loss - expected).abs() < 1e-6

@@ -68,5 +68,7 @@ def _sums(router_logits: tuple[Tensor, ...], tree: Any, num_experts: int, top_k:
     logits = torch.cat([x.reshape(-1, num_experts) for x in router_logits])
     probabilities = logits.softmax(-1)
     chosen = torch.zeros_like(probabilities).scatter_(1, probabilities.topk(top_k, dim=-1).indices, 1.0)
-    weight = tree.position_samples.to(probabilities.dtype).repeat(len(router_logits))
-    return RouterSums(weight @ chosen, weight @ probabilities, weight.sum())
+    # Sums in float32 at least: bfloat16 has no number between 256 and 258.
+    wide = torch.promote_types(probabilities.dtype, torch.float32)
+    weight = tree.position_samples.to(wide).repeat(len(router_logits))
+    return RouterSums(weight @ chosen.to(wide), weight @ probabilities.to(wide), weight.sum())
