@@ -3,6 +3,8 @@
 //! The tree is cut out of the trie over all samples: `Shape` collects its nodes, `write_positions` lays them out.
 //! The descendants of a node are then one contiguous range.
 
+use std::hint::black_box;
+
 use crate::arrays::Arrays;
 use crate::groups::Groups;
 use crate::options::Order;
@@ -116,6 +118,7 @@ impl Shape {
                     *node = self.steps[*node as usize].parent; // a step of all, so that their cache misses overlap
                 }
             }
+            black_box(&self.fresh); // read for nothing else
         }
         for &sample in members {
             let shared = self.add_path(trie, sample);
