@@ -40,8 +40,8 @@ def float64(kind, leaves, tree, paths):
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_right_as_alone(kind, name):
-    """Norm of the error at most 1.2 times that of flash-linear-attention on every sample alone, or a unit in the last
-    place of bf16: errors of samples alone are summed in float32, and partly cancel."""
+    """Norm of the error at most 1.2 times that of flash-linear-attention on every sample alone, and half a unit in the
+    last place of bf16: a sum over samples is rounded once more here, there it is float32, and errors partly cancel."""
     forest = forests.layout(*TREES[name])
     tree, n = compare.tree_of(forest.subtree_end), forest.tokens
     leaves = compare.inputs(kind, n)
@@ -51,7 +51,7 @@ def test_as_right_as_alone(kind, name):
     for result, x in want.items():
         size = max(float(x.norm()), 0.1 * x.numel() ** 0.5)  # the gate of a root has no gradient
         error, allowed = (float((y - x).norm()) for y in (got[result].double(), peer[result].double()))
-        assert error <= max(1.2 * allowed, 2**-8 * size), (result, error, allowed, size)
+        assert error <= 1.2 * allowed + 2**-9 * size, (result, error, allowed, size)
     padding = TREES[name][1]
     if padding:
         assert not any(x[:, n - padding :].any() for x in got.values())
