@@ -12,7 +12,7 @@ import forests  # noqa: E402
 import recurrent_paths as alone  # noqa: E402
 
 from treepack.recurrent import tree_segments  # noqa: E402
-from treepack.recurrent.plan import SIZES, chunk_size, walk  # noqa: E402
+from treepack.recurrent.plan import Sizes, chunk_size, walk  # noqa: E402
 
 FORESTS = alone.drawn(10)
 
@@ -22,7 +22,7 @@ def segments_of(nests, padding=0):
     return tree_segments(SimpleNamespace(subtree_end=end))
 
 
-@pytest.mark.parametrize("size", [2, *SIZES])
+@pytest.mark.parametrize("size", [2, 16, 32, 64])
 @pytest.mark.parametrize("name", FORESTS)
 def test_every_chunk_once_and_nothing_waits_for_what_comes_later(name, size):
     tree = segments_of(*FORESTS[name])
@@ -73,9 +73,18 @@ def test_the_walk_is_kept_with_the_tree():
 
 
 def test_short_segments_get_short_chunks():
-    assert chunk_size(segments_of([(6000, [(400, [])] * 8)])) == 64
-    assert chunk_size(segments_of([(200, [(13, [(12, [])] * 3)] * 40)])) == 16
-    assert chunk_size(segments_of([(200, [(13, [(12, [])] * 3)] * 40)]), (32, 64)) == 32
+    few = Sizes((16, 32, 64), 24)
+    assert chunk_size(segments_of([(6000, [(400, [])] * 8)]), few) == 64
+    short = segments_of([(200, [(13, [(12, [])] * 3)] * 40)])
+    assert chunk_size(short, few) == 16
+    assert chunk_size(short, Sizes((32, 64), 24)) == 32
+
+
+def test_where_a_chunk_itself_costs_more_there_are_fewer():
+    # 213 chunks of 16 tokens, 167 of 32
+    tree = segments_of([(200, [(20, [(12, [])] * 3)] * 40)])
+    assert chunk_size(tree, Sizes((16, 32, 64), 24)) == 16
+    assert chunk_size(tree, Sizes((16, 32, 64), 68)) == 32
 
 
 def test_padding_between_trees_is_refused():

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .metadata import TreeSegments
-from .plan import Walk, chunk_size, walk
+from .plan import Sizes, Walk, chunk_size, walk
 from .triton import launch, norm
 
 TESTED = ("0.6.0",)
-DELTA_SIZES, KDA_SIZES, LINEAR_SIZES = (16, 32, 64), (32, 64), (16, 32, 64)  # tokens of a chunk that its kernels take
+# What the kernels take. Linear attention has no equation to solve within a chunk, and more heads, whose states count.
+DELTA_SIZES, KDA_SIZES, LINEAR_SIZES = Sizes((16, 32, 64), 24), Sizes((32, 64), 24), Sizes((16, 32, 64), 68)
 
 # module: {function: the arguments that are given to it by name, and what it calls that is replaced}
 _CARRIED = ("chunk_gated_delta_rule_fwd_h", "chunk_gated_delta_rule_bwd_dhu")

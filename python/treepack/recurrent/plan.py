@@ -22,8 +22,16 @@ from torch import Tensor
 
 from .metadata import TreeSegments
 
-SIZES = (16, 32, 64)
 PATHS, CHUNKS = 4, 4  # columns
+
+
+class Sizes(NamedTuple):
+    """Chunks that a scan can be walked in."""
+
+    tokens: tuple[int, ...]
+    """Tokens of a chunk, ascending."""
+    fixed: int
+    """A chunk costs as much as so many tokens before its first one; docs/recurrent.md has the measurement."""
 
 
 class Walk(NamedTuple):
@@ -64,20 +72,16 @@ def walk(tree: TreeSegments, size: int) -> Walk:
     return kept
 
 
-def chunk_size(tree: TreeSegments, sizes: tuple[int, ...] = SIZES) -> int:
-    """Which of `sizes` a forest is walked in: smaller where segments are so short that chunks would be empty.
-
-    A chunk costs as much as `FIXED` tokens before its first token; docs/recurrent.md has the measurement.
-    """
+def chunk_size(tree: TreeSegments, sizes: Sizes) -> int:
+    """Which of `sizes` a forest is walked in: smaller where segments are so short that chunks would be empty."""
     key = ("chunk size", sizes)
     if key not in tree.cache:
         lengths = tree.stops - tree.starts
-        tree.cache[key] = min(reversed(sizes), key=lambda size: int((-(-lengths // size)).sum()) * (FIXED + size))
+        tree.cache[key] = min(
+            reversed(sizes.tokens), key=lambda size: int((-(-lengths // size)).sum()) * (sizes.fixed + size)
+        )
     kept: int = tree.cache[key]
     return kept
-
-
-FIXED = 24
 
 
 def _plan(
