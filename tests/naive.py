@@ -320,21 +320,31 @@ def varlen(tree):
 def cheapest_cut(tree, max_rows, max_ancestors):
     """(cuts inside segments, cost) of the best way to cut a tree into ranges, by trying them all, or None.
 
-    A cut may lie before a segment, before any row of a segment that is longer than a range, and before the row with
-    exactly `max_ancestors` ancestors; never before one that has more.
+    Ranges are shorter than `max_rows` by a quarter of their ancestors, unless that costs a sixteenth of all rows more.
     """
+    full = _best_cut(tree, max_rows, max_ancestors, lambda depth: max_rows)
+    shorter = _best_cut(tree, max_rows, max_ancestors, lambda depth: max(max_rows - depth // 4, -(-max_rows // 2)))
+    if shorter and shorter[0] == full[0] and shorter[1] - full[1] <= 8 * tree["real"] // 16:
+        return shorter
+    return full
+
+
+def _best_cut(tree, max_rows, max_ancestors, most):
+    """A cut may lie before a segment, before any row of a segment that is longer than a range from its start, and
+    before the row with exactly `max_ancestors` ancestors; never before one that has more."""
     depth, rows, starts = tree["position_ids"], tree["real"], tree["cu_segments"]
     allowed = [
         row
         for start, stop in itertools.pairwise(starts)
         for row in range(start, stop)
-        if depth[row] <= max_ancestors and (row == start or stop - start > max_rows or depth[row] == max_ancestors)
+        if depth[row] <= max_ancestors
+        and (row == start or stop - start > most(depth[start]) or depth[row] == max_ancestors)
     ]
     best = {0: (0, 0)}
     for stop in [*allowed[1:], rows]:
         ways = []
         for start in allowed:
-            if start < stop <= start + max_rows and start in best:
+            if start < stop <= start + most(depth[start]) and start in best:
                 inside, cost = cost_of_range(tree, start, stop, max_rows)
                 ways.append((best[start][0] + inside, best[start][1] + cost))
         if ways:
@@ -343,7 +353,8 @@ def cheapest_cut(tree, max_rows, max_ancestors):
 
 
 def cost_of_range(tree, start, stop, max_rows):
-    """(1 if it begins inside a segment, what it costs in rows: the pass, its ancestors, itself where it waits)."""
+    """(1 if it begins inside a segment, what it costs beside its rows, in eighths of a row: the pass, what it lacks to
+    half a full range, its ancestors, itself where it waits)."""
     waits = stop < tree["real"] and tree["parent"][stop] >= start
-    cost = -(-max_rows // 16) + tree["position_ids"][start] + (stop - start if waits else 0)
-    return int(start not in tree["cu_segments"]), cost
+    cost = 8 * -(-max_rows // 16) + 8 * max(0, max_rows // 2 - (stop - start)) + int(tree["position_ids"][start])
+    return int(start not in tree["cu_segments"]), cost + (stop - start if waits else 0)

@@ -24,6 +24,7 @@ from tiny_models import largest_difference, shared_samples, weights_of
 
 import treepack
 from treepack.integrations.transformers import RangeRunner
+from treepack.integrations.transformers.ranges import host, runner
 
 CHECKPOINTING = [None, {"use_reentrant": False}, {"use_reentrant": True}]
 
@@ -73,6 +74,30 @@ def test_every_token_passes_every_layer_once(checkpointing):
         by_range(model, tree)
         total += tree.num_tokens
     assert counter.rows == [total * (2 if checkpointing else 1)] * 2
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING, ids=str)
+def test_what_waits_may_lie_on_the_host(checkpointing, monkeypatch):
+    rng, model = np.random.default_rng(4), tiny("qwen2").train()
+    parameters, moved, fetched = {x.data_ptr() for x in model.parameters()}, [], []
+    save, fetch = host._Saved.__init__, host._Saved.fetch
+    monkeypatch.setattr(runner, "_OFFLOADED", ("cpu",))
+    monkeypatch.setattr(host, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(
+        host._Saved, "__init__", lambda self, x, *more: moved.append(x.data_ptr()) or save(self, x, *more)
+    )
+    monkeypatch.setattr(host._Saved, "fetch", lambda self: fetched.append(self) or fetch(self))
+    for _ in range(4):
+        samples = drawn_samples(rng)
+        values, wanted = uncut(model, whole(samples))
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+        log_probs, found = by_range(model, drawn_cut(rng, whole(samples)))
+        assert largest_difference([log_probs], [values]) < 1e-12
+        assert relative_difference(found, wanted) < 1e-12
+        model.gradient_checkpointing_disable()
+    assert fetched
+    assert not parameters.intersection(moved)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 5, 9, 40, 1000])

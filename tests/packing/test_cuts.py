@@ -1,8 +1,8 @@
 """`pack(..., cut=True)`: one tree of all samples, in ranges of rows.
 
-sample 0   0 1 2 3 4          0 ─ 1 ─ 2 ┬─ 3 ─ 4           [0, 3)  the stem, which both others need
-sample 1   0 1 2 5 6 7                  └─ 5 ─ 6 ─ 7       [3, 8)  with the ancestors 0, 1, 2
-sample 2   8 9                8 ─ 9                        [8, 10) without ancestors
+sample 0   0 1 2 3 4          0 ─ 1 ─ 2 ┬─ 3 ─ 4           [0, 5)  the stem and a branch, which wait
+sample 1   0 1 2 5 6 7                  └─ 5 ─ 6 ─ 7       [5, 10) with the ancestors 0, 1, 2
+sample 2   8 9                8 ─ 9
 """
 
 import pickle
@@ -37,12 +37,8 @@ THREE = [{"input_ids": ids} for ids in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6, 7], [8,
 
 def test_by_hand():
     (tree,) = treepack.pack(THREE, max_tokens=5, order="first_seen", cut=True)
-    assert tree.cu_ranges.tolist() == [0, 3, 8, 10]
-    assert [(x.start, x.stop, x.ancestors.tolist()) for x in tree.ranges] == [
-        (0, 3, []),
-        (3, 8, [0, 1, 2]),
-        (8, 10, []),
-    ]
+    assert tree.cu_ranges.tolist() == [0, 5, 10]
+    assert [(x.start, x.stop, x.ancestors.tolist()) for x in tree.ranges] == [(0, 5, []), (5, 10, [0, 1, 2])]
     (whole,) = treepack.pack(THREE, max_tokens=100, cut=True)
     assert whole.cu_ranges.tolist() == [0, 10]
     (uncut,) = treepack.pack(THREE, max_tokens=100)

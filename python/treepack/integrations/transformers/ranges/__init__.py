@@ -2,6 +2,7 @@
 
     keys        keys and values that later ranges need, and the gradients that come back for them
     gradients   when the gradients of several ranks are added up (DDP, FSDP2)
+    host        what waits for its backward pass, in host memory
     part        RangePart: one range, as the loop of a user sees it
     runner      RangeRunner: all ranges in order, and which of them wait
 

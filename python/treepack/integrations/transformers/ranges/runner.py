@@ -3,14 +3,15 @@
     stack    ranges that are done but for their backward pass: later ranges need their keys and values
     after each range, those on top of the stack that the next one does not need run their backward pass
 
-A range that waits keeps its graph, and the keys and values of the rows that others need.
+A range that waits keeps its graph, whose tensors lie in host memory meanwhile (`host`), and the keys and values of the
+rows that others need.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,14 @@ from ..logprobs import Head, head_of
 from ..mixers import is_mixer
 from ..model import call_inputs, decoder_of
 from .gradients import Gradients
+from .host import Host
 from .keys import Chain, RangeKeys
 from .part import RangePart, Seal
 
 __all__ = ["Pass", "RangeRunner"]
+
+#: Devices whose memory is not the host's.
+_OFFLOADED = ("cuda",)
 
 
 class RangeRunner:
@@ -58,6 +63,7 @@ class RangeRunner:
         *,
         impl: str | None = None,
         sync: bool = True,
+        offload: bool = True,
         model_check: bool = True,
     ):
         """
@@ -67,6 +73,7 @@ class RangeRunner:
             impl: implementation of the attention: "triton", "triton_plain", "gluon" or "reference"; None: by device.
             model_check: False leaves out the two tiny samples that a model's first use is checked on.
             sync: whether this tree is the last of the step, after which gradients of several ranks are added up.
+            offload: whether what a range that waits keeps lies in pinned host memory meanwhile (on a GPU).
 
         Raises:
             ValueError: a model that `check_model` refuses, that is compiled, or whose wrapper cannot run ranges.
@@ -97,7 +104,7 @@ class RangeRunner:
         if model_check:
             check_leaks(model, self._inner, tree)
         self.model, self.tree = model, tree
-        self._impl, self._sync = impl, sync
+        self._impl, self._sync, self._offload = impl, sync, offload
         self.ranges: list[Range] = tree.ranges
         """The ranges, in the order in which they run."""
 
@@ -129,6 +136,7 @@ class Pass:
         self._waiting: list[tuple[RangePart, Tensor | None, Chain]] = []
         self._chain: Chain | None = None
         self._with_gradients: bool | None = None
+        self._host: Host | None = None
         self._trouble = False  # something was refused or broke off, and has been said
 
     def parts(self) -> Iterator[RangePart]:
@@ -196,10 +204,19 @@ class Pass:
         part._ran = True
         tiles, padding = part._rows.tiles()
         keys = RangeKeys(self._above(part.range), padding, self._chain)
-        hidden = self._hidden(self._gradients.model, part._rows, tiles, keys, own_head=head is not None)
-        if hidden.requires_grad:
-            part._hidden = hidden = Seal.apply(hidden, part)
-        return hidden, head_of(self._inner, hidden, part._rows, head, temperature, **options)
+        with self._keeping(part):
+            hidden = self._hidden(self._gradients.model, part._rows, tiles, keys, own_head=head is not None)
+            if hidden.requires_grad:
+                part._hidden = hidden = Seal.apply(hidden, part)
+            return hidden, head_of(self._inner, hidden, part._rows, head, temperature, **options)
+
+    def _keeping(self, part: RangePart) -> AbstractContextManager[None]:
+        """Around the forward pass of a range: where what it saves lies until its backward pass."""
+        if not (part.waits and part._with_gradients and self._runner._offload and self._device.type in _OFFLOADED):
+            return nullcontext()
+        if self._host is None:
+            self._host = Host(self._device, self._inner.parameters())
+        return self._host.keeps()
 
     def close(self, part: RangePart, loss: Tensor | None) -> None:
         """Takes the loss of the present range, and runs all backward passes that are due."""
