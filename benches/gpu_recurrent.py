@@ -12,6 +12,7 @@ gate prints no time. `chain`: flash-linear-attention on one sequence of N tokens
 from __future__ import annotations
 
 import argparse
+import collections
 import statistics
 import subprocess
 import sys
@@ -126,6 +127,44 @@ def scan(kind: str, name: str, end: np.ndarray, options) -> None:
     times(contenders, options)
 
 
+def kernels(kind: str, name: str, end: np.ndarray) -> None:
+    """Prints ms by kernel of a forward and a backward pass, means of five, in chunks of each size; chunk 0 is the
+    chain, by flash-linear-attention alone."""
+    import recurrent_compare as compare
+    from torch.profiler import ProfilerActivity, profile
+
+    from treepack.recurrent import chunked
+
+    leaves = compare.inputs(kind, len(end))
+    print(f"{kind} {name}", {key: tuple(x.shape) for key, x in leaves.items()})
+    chosen = chunked.chunk_size
+    sizes = {"delta": chunked.DELTA_SIZES, "kda": chunked.KDA_SIZES, "linear": chunked.LINEAR_SIZES}[kind]
+    for size in (*sizes.tokens, 0):
+        chunked.chunk_size = (lambda *_, size=size: size) if size else chosen
+        tree = compare.tree_of(end)
+        call = partial(compare.on_tree, kind, leaves, tree) if size else partial(compare.alone, kind, leaves, None)
+
+        def step(call=call):
+            out = call()
+            torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))
+
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+        spent = collections.Counter()
+        for event in seen.events():
+            if str(event.device_type).endswith("CUDA"):
+                spent[event.name[:60]] += (event.time_range.end - event.time_range.start) / 5e3
+        print(f"== chunk {size} total {sum(spent.values()):.3f}")
+        for kernel, ms in spent.most_common(16):
+            print(f"   {ms:.3f} ms {kernel}")
+    chunked.chunk_size = chosen
+
+
 def conv(name: str, end: np.ndarray, options) -> None:
     import recurrent_compare as compare
     from fla.modules.causal_conv1d import causal_conv1d
@@ -175,6 +214,7 @@ def main() -> None:
     parser.add_argument("--against", nargs="*", default=["levels", "alone"], choices=["levels", "alone"])
     parser.add_argument("--no-gate", action="store_true", help="for tuning")
     parser.add_argument("--chunk", type=int, help="tokens of a chunk, for tuning; default: by the tree")
+    parser.add_argument("--kernels", action="store_true", help="ms by kernel, for each size of a chunk")
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--rep", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
@@ -187,7 +227,9 @@ def main() -> None:
         for name, end in trees(options.trees).items():
             if options.tree and name not in options.tree:
                 continue
-            if kind == "conv":
+            if options.kernels:
+                kernels(kind, name, end)
+            elif kind == "conv":
                 conv(name, end, options)
             else:
                 scan(kind, name, end, options)

@@ -35,7 +35,7 @@ def columns(page, heading):
 
 
 def table(page, heading, column=""):
-    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]
+    text = re.split(rf"\n##+ {re.escape(heading)}\n", page.read_text(encoding="utf-8"), maxsplit=1)[1]
     tables = (found[0].splitlines() for found in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE))
     head, _, *lines = next(lines for lines in tables if column in lines[0])
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in (head, *lines)]
@@ -412,14 +412,59 @@ def test_two_sets(number):
     assert cells == [times["triton_plain"], times["gluon"]]
 
 
-@pytest.mark.parametrize("row", rows(RECURRENT, "Measured"), ids=lambda row: row[0])
-def test_recurrent(row):
-    tree, sizes, *cells, over = row
+def recurrent(kind, tree):
+    """(the numbers of the head line, {contender: (forward / backward, over the chain)}) of a section of the results."""
     text = (RESULTS / "gpu_recurrent.txt").read_text(encoding="utf-8")
-    head = re.search(rf"^delta {tree}: N (\d+), raw (\d+), (\d+) segments.*\n((?:   .*\n)+)", text, re.MULTILINE)
-    assert [int(number(x)) for x in sizes.split(" / ")] == [int(x) for x in head.groups()[:3]]
-    line = r"^   (\w+) +([\d.]+) / +([\d.]+) ms +([\d.]+) of"
-    found = re.findall(line, head[4], re.MULTILINE)
-    times = {name: (f"{forward} / {backward}", ratio) for name, forward, backward, ratio in found}
+    head = re.search(rf"^{kind} {tree}: N (\d+)(?:, raw (\d+), (\d+) segments)?.*\n((?:   .*\n)+)", text, re.MULTILINE)
+    found = re.findall(r"^   (\w+) +([\d.]+) / +([\d.]+) ms +([\d.]+) of", head[4], re.MULTILINE)
+    sizes = [int(x) for x in head.groups()[:3] if x]
+    return sizes, {name: (f"{forward} / {backward}", ratio) for name, forward, backward, ratio in found}
+
+
+SCANS = [
+    (kind, row)
+    for kind, heading in (("delta", "Gated delta rule"), ("linear", "Linear attention"))
+    for row in rows(RECURRENT, heading)
+]
+
+
+@pytest.mark.parametrize(("kind", "row"), SCANS, ids=lambda x: x if isinstance(x, str) else x[0])
+def test_recurrent(kind, row):
+    tree, sizes, *cells, over = row
+    shown, times = recurrent(kind, tree)
+    assert [int(number(x)) for x in sizes.split(" / ")] == shown
     assert cells == [times[name][0] for name in ("treepack", "chain", "alone", "levels")]
     assert over == times["treepack"][1]
+
+
+def test_recurrent_chunks():
+    text = (RESULTS / "gpu_recurrent_chunks.txt").read_text(encoding="utf-8")
+    totals = dict(re.findall(r"^== chunk (\d+) total ([\d.]+)", text, re.MULTILINE))
+    ms = {size: f"{float(total):.3f}" for size, total in totals.items()}
+    assert says(RECURRENT, f"{ms['16']} ms in 882 chunks of 16, {ms['32']} in 657 of 32, {ms['64']} in 640 of 64")
+    assert says(RECURRENT, f"and {ms['0']} on the chain")
+
+
+@pytest.mark.parametrize("row", rows(RECURRENT, "Convolution"), ids=lambda row: row[0])
+def test_recurrent_convolution(row):
+    tree, n, *cells, over = row
+    shown, times = recurrent("conv", tree)
+    assert [int(number(n))] == shown
+    assert cells == [times[name][0] for name in ("treepack", "chain")]
+    assert over == times["treepack"][1]
+
+
+@pytest.mark.parametrize("row", rows(RECURRENT, "A training step"), ids=lambda row: row[0])
+def test_hybrid_step(row):
+    name, tokens, packed, alone, faster, flops, of_it, memory, shares = row
+    text = (RESULTS / "gpu_hybrid.txt").read_text(encoding="utf-8")
+    section = re.search(rf"^{name}: .*\n(?:  .*\n)+", text, re.MULTILINE)[0]
+    assert f"N {tokens} raw," in section
+    assert section.count(f"FLOP ratio {flops}\n") == 1
+    assert f"  {faster}x = {of_it} of the FLOP ratio" in section
+    ours, theirs = memory.split(" / ")
+    for way, ms, peak in (("packed", packed, ours), ("alone", alone, theirs)):
+        assert re.search(rf"^  {way} +{ms} ms .* {peak} GiB", section, re.MULTILINE)
+    lines = section.splitlines()
+    after = lines[next(i for i, line in enumerate(lines) if line.startswith("  packed  ")) + 1]
+    assert re.findall(r"= (\d+)%", after) == re.findall(r"(\d+) %", shares)
