@@ -180,6 +180,10 @@ def measure(run: Way, model: Any, repeats: int, warm_up: bool) -> tuple[float, l
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
+        for parameter in model.parameters():
+            # There from the start, or the peak would hang on whether the largest tree comes first.
+            parameter.grad = torch.zeros_like(parameter)
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
         start = time.perf_counter()

@@ -13,9 +13,9 @@
 //!                         + an eighth of b - a where it waits: what it keeps goes to the host and back
 //! ```
 //!
-//! An ancestor takes memory beside the rows, for its keys, its values and their gradients. So a range with ancestors is
-//! shorter than `max_rows` by a quarter of their number (but for this no shorter than half of it), unless that costs more
-//! than a sixteenth of all rows.
+//! An ancestor takes memory beside the rows, for its keys, its values and their gradients. So a range is shorter than
+//! `max_rows` by a quarter of its ancestors, and one that waits by a quarter of those of the next range (but for this no
+//! shorter than half of `max_rows`), unless that costs more than a sixteenth of all rows.
 //!
 //! O(c log c) for c places where a cut may lie: the starts of segments, rows of segments that are longer than a range, and
 //! the row of a segment at which `max_ancestors` is reached.
@@ -99,9 +99,11 @@ fn cut_by(
                 long += 1;
             }
             let (long, waits) = (long.max(first), (place.behind_parent as usize).max(first));
+            let least_row = place.row.saturating_sub(most(place.depth));
+            let first_waits = first.max(places.partition_point(|place| place.row < least_row)).min(waits);
             let mut least = (NEVER, u32::MAX);
             for (kind, begin) in &begin {
-                let (from, to) = if kind.waits { (first, waits) } else { (waits, at) };
+                let (from, to) = if kind.waits { (first_waits, waits) } else { (waits, at) };
                 let (from, to) = if kind.short { (from.max(long), to) } else { (from, to.min(long)) };
                 let (found, place_of) = begin.least(from, to);
                 // Of equal costs the longer range, which begins earlier.
@@ -271,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_long_segment_is_cut_inside() {
-        assert_eq!(cut(&[0, 7], &[-1], 3, ANY), Ok(vec![0, 2, 5, 7]));
+        assert_eq!(cut(&[0, 7], &[-1], 3, ANY), Ok(vec![0, 1, 4, 7]));
         assert_eq!(cut(&[0, 3], &[-1], 1, ANY), Ok(vec![0, 1, 2, 3]));
     }
 

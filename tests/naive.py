@@ -320,7 +320,8 @@ def varlen(tree):
 def cheapest_cut(tree, max_rows, max_ancestors):
     """(cuts inside segments, cost) of the best way to cut a tree into ranges, by trying them all, or None.
 
-    Ranges are shorter than `max_rows` by a quarter of their ancestors, unless that costs a sixteenth of all rows more.
+    Ranges are shorter than `max_rows` by a quarter of their ancestors, or where they wait of those of the next range,
+    unless that costs a sixteenth of all rows more.
     """
     full = _best_cut(tree, max_rows, max_ancestors, lambda depth: max_rows)
     shorter = _best_cut(tree, max_rows, max_ancestors, lambda depth: max(max_rows - depth // 4, -(-max_rows // 2)))
@@ -344,7 +345,10 @@ def _best_cut(tree, max_rows, max_ancestors, most):
     for stop in [*allowed[1:], rows]:
         ways = []
         for start in allowed:
-            if start < stop <= start + most(depth[start]) and start in best:
+            longest = most(depth[start])
+            if stop < rows and tree["parent"][stop] >= start:
+                longest = min(longest, most(depth[stop]))
+            if start < stop <= start + longest and start in best:
                 inside, cost = cost_of_range(tree, start, stop, max_rows)
                 ways.append((best[start][0] + inside, best[start][1] + cost))
         if ways:

@@ -372,6 +372,19 @@ def test_what_ranges_save():
         assert [tokens, distinct, fewer, *figures] == measured[tuple(name.replace("`", "").split(", "))], name
 
 
+@pytest.mark.parametrize("row", rows(RANGES, "On a GPU"), ids=lambda row: row[0])
+def test_ranges_on_a_gpu(row):
+    name, cut, packed, alone, faster, of_flops, than_alone, peaks, ancestors = row
+    title, budget = name.replace("`", "").split(", ")
+    text = (RESULTS / "gpu_ranges.txt").read_text(encoding="utf-8")
+    section = re.search(rf"^{title}, budget {budget}: .*\n(?:  .*\n)+", text, re.MULTILINE)[0]
+    for way, seconds, peak in zip(("cut", "packed", "alone"), (cut, packed, alone), peaks.split(" / "), strict=True):
+        assert re.search(rf"^  {way} +{seconds} +[\d.]+ +{peak} ", section, re.MULTILINE)
+    assert f"cut is {faster}x as fast as packed: {of_flops} of the FLOP ratio" in section
+    assert f"cut is {than_alone}x as fast as alone" in section
+    assert f" ancestors {ancestors} GiB" in section
+
+
 def shards(columns):
     """{(set, ranks): cells} of the box with so many columns."""
     found = [row for row in box("shards.txt") if len(row) == columns]

@@ -26,7 +26,7 @@ class Host:
 
     def __init__(self, device: torch.device, parameters: Iterable[Tensor]):
         """`parameters`: of the model, whose memory is not given back by a copy."""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         whole = (x for x in parameters if not hasattr(x, "to_local"))
         self._kept = {x.untyped_storage().data_ptr() for x in whole}
 

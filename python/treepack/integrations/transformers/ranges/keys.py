@@ -29,11 +29,17 @@ class Chain:
         """(c,) int64, counted from the first row of the range; each is an ancestor of the next."""
         self.kept: dict[tuple[Any, int], Tensor] = {}
         self.gradients: dict[tuple[Any, int], Tensor] = {}
+        self._needed = True
 
     def keep(self, at: tuple[Any, int], x: Tensor) -> None:
         """Keeps (1, H, c, D) of (1, H, n, D). Under recomputation it is there already, and the same."""
-        if at not in self.kept:
+        if self._needed and at not in self.kept:
             self.kept[at] = x.index_select(2, self.rows)
+
+    def drop_kept(self) -> None:
+        """No later range needs them any more; the gradients stay."""
+        self._needed = False
+        self.kept.clear()
 
     def add(self, at: tuple[Any, int], g: Tensor) -> None:
         """Adds a gradient (1, H, m, D) of the first m rows. Many ranges add to one row, so half precision is added up

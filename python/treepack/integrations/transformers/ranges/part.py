@@ -30,7 +30,7 @@ class RangePart:
         """Its number among the ranges of the tree."""
         self.waits = waits
         """Whether later ranges need it; then `backward` is done when the last of these is."""
-        self._hidden: Tensor | None = None
+        self._anchor: Tensor | None = None
         self._ran = self._closed = self._with_gradients = False
 
     # --- what is in it ---
@@ -154,18 +154,22 @@ class RangePart:
 
 
 class Seal(torch.autograd.Function):
-    """The hidden states of a range, through which only its own backward pass may go."""
+    """The hidden states of a range, through which only its own backward pass may go, and an anchor: a number from which
+    that pass goes where the loss depends on nothing."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, part: RangePart) -> Tensor:
-        ctx.part = part
-        return hidden.view_as(hidden)
+    def forward(ctx: Any, hidden: Tensor, part: RangePart) -> tuple[Tensor, Tensor]:
+        ctx.part, ctx.shape = part, hidden.shape
+        ctx.set_materialize_grads(False)
+        return hidden.view_as(hidden), hidden.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor | None, of_anchor: Tensor | None) -> Any:
         part: RangePart = ctx.part
         running = part._run.running
         if running is part:
+            if g is None and of_anchor is not None:
+                g = of_anchor.new_zeros(ctx.shape)
             return g, None
         if running is None:
             raise ValueError(

@@ -166,7 +166,7 @@ class Pass:
         finally:
             # The graph of a part leads back to it.
             for part in filter(None, (self._present, *(part for part, _, _ in self._waiting))):
-                part._hidden = None
+                part._anchor = None
             self._present = None
             self._waiting.clear()
 
@@ -207,7 +207,7 @@ class Pass:
         with self._keeping(part):
             hidden = self._hidden(self._gradients.model, part._rows, tiles, keys, own_head=head is not None)
             if hidden.requires_grad:
-                part._hidden = hidden = Seal.apply(hidden, part)
+                hidden, part._anchor = Seal.apply(hidden, part)
             return hidden, head_of(self._inner, hidden, part._rows, head, temperature, **options)
 
     def _keeping(self, part: RangePart) -> AbstractContextManager[None]:
@@ -253,9 +253,10 @@ class Pass:
             self._backward(part, loss)
         following = self._runner.ranges[index + 1 :][:1]
         while self._waiting:
-            last, its_loss, _ = self._waiting[-1]
+            last, its_loss, its_chain = self._waiting[-1]
             if following and np.any(following[0].ancestors >= last.range.start):
                 break
+            its_chain.drop_kept()
             if last._closed:
                 self._backward(last, its_loss)
             self._waiting.pop()
@@ -274,12 +275,12 @@ class Pass:
         roots, upstream = [], []
         if loss is not None and loss.requires_grad:
             roots, upstream = [loss], [torch.ones_like(loss)]
-        if part._hidden is not None:
+        if part._anchor is not None:
             # In any case: later ranges have left gradients, whatever the loss depends on.
-            roots, upstream = [*roots, part._hidden], [*upstream, torch.zeros_like(part._hidden)]
+            roots, upstream = [*roots, part._anchor], [*upstream, torch.zeros_like(part._anchor)]
         with self._running(part), self._gradients.alone():
             torch.autograd.backward(roots, upstream)
-        part._hidden = None
+        part._anchor = None
 
     @contextmanager
     def _running(self, part: RangePart) -> Iterator[None]:
