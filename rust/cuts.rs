@@ -148,7 +148,7 @@ impl Kind {
 
     /// The part of the cost that the first row of a range makes, ...
     fn at_begin(self, row: u32) -> i128 {
-        self.by_row(row) * -1
+        -self.by_row(row)
     }
 
     /// ... and the row after its last one.
