@@ -1,7 +1,7 @@
 """Registers, spills, shared memory and serialised products of the Hopper kernels, by compiling for sm_90 without a GPU.
 
-    python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 128 256] [--dtype bf16 fp16] [--variant plain]
-    [--json]
+    python benches/gluon_compile.py [--kernel forward dkv dq] [--size 64 96 192/128] [--dtype bf16 fp16]
+    [--variant plain] [--json]
 
 Needs Triton alone, of a version that `TESTED` in `treepack.attention.versions` names. One line per kernel; exit
 code 1 where one spills more than a few loop-invariant words, needs more shared memory than a block has, or holds
@@ -28,6 +28,7 @@ from treepack.attention.hopper import table as gluon_table
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 # A soft cap beside two accumulators of 64 registers each, and D = 256. Only the plain forward kernel of the
 # last was looked at (3.6): its words are stored and read outside the loops over tiles. No GPU ran any of them yet.
+PAIRS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 FORMS = ("plain", "sinks", "dlse", "rows", "window", "options")
 MORE_SPILLS = {("dkv", 128, "options"): 192}
 MORE_SPILLS |= {(kernel, 256, form): 192 for kernel in ("forward", "dq") for form in FORMS}
@@ -60,32 +61,43 @@ def source(kernel, constants: dict, descriptors: dict, dtype: str) -> GluonASTSo
     return GluonASTSource(kernel, signature, constexprs, attributes)
 
 
+def pair(text: str) -> tuple[int, int]:
+    size, _, v_size = text.partition("/")
+    return int(size), int(v_size or size)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", nargs="*", default=["forward", "dkv", "dq"])
-    parser.add_argument("--size", nargs="*", type=int, default=[64, 128, 256])
+    parser.add_argument("--size", nargs="*", type=pair, default=PAIRS, help="of q and k, or 192/128: and of v")
     parser.add_argument("--dtype", nargs="*", default=["bf16", "fp16"])
     parser.add_argument("--variant", nargs="*", help="default: all")
     parser.add_argument("--ptx", type=Path, help="folder to write the PTX into")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows, green = [], True
-    for name, size, dtype, variant in gluon_table.variants(options.kernel, options.size, options.dtype):
+    for name, sizes, dtype, variant in gluon_table.variants(options.kernel, options.size, options.dtype):
         if options.variant and variant not in options.variant:
             continue
-        kernel, constants, descriptors = gluon_table.describe(name, size, dtype, variant)
+        kernel, constants, descriptors = gluon_table.describe(name, sizes, dtype, variant)
         started = time.time()
         compiled, usage = compile_for(source(kernel, constants, descriptors, dtype), 90, gluon_table.OPTIONS)
-        row = {"kernel": name, "size": size, "dtype": dtype, "variant": variant, **usage}
+        row = {
+            "kernel": name,
+            "size": "/".join(map(str, sizes if sizes[0] != sizes[1] else sizes[:1])),
+            "dtype": dtype,
+            "variant": variant,
+            **usage,
+        }
         row["green"] = (
-            row["spills"] <= MORE_SPILLS.get((name, size, variant), SPILLS)
+            row["spills"] <= MORE_SPILLS.get((name, gluon_table.width(sizes[0]), variant), SPILLS)
             and row["shared"] <= SHARED_MEMORY[90]
             and not row["warnings"]
         )
         green &= row["green"]
         rows.append(row)
         if options.ptx:
-            file = f"{name}{size}{dtype}-{variant}"
+            file = f"{name}{row['size'].replace('/', '-')}{dtype}-{variant}"
             (options.ptx / f"{file}.ptx").write_text(compiled.asm["ptx"])
             (options.ptx / f"{file}.ttgir").write_text(compiled.asm["ttgir"])
         if not options.json:

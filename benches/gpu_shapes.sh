@@ -4,8 +4,8 @@
 #     benches/gpu_shapes.sh [FOLDER]          FOLDER: FlashAttention-3, as `gpu_attention.py --fa3` takes it
 #
 # 1. tests/gpu over the forms of the Hopper kernels that attention/rule.py does not call proven: whatever fails stops it.
-# 2. forward and backward ms of each layer by the Hopper kernels (`gluon`; `triton` where they do not have the shape), by
-#    the portable ones and by the keys gathered for each path. `gpu_attention.py` times nothing that is wrong.
+# 2. forward and backward ms of each layer by the Hopper kernels (`gluon`), by the portable ones and by the keys gathered
+#    for each path. `gpu_attention.py` times nothing that is wrong.
 #
 # RIGHT=0 or FAST=0 leaves one of the two out; GPU_PYTHON is a Python that has torch for the GPU.
 set -euo pipefail
@@ -38,6 +38,5 @@ if [ "${FAST:-1}" != 0 ]; then
         "$python" benches/gpu_attention.py --tree chain16k agent9k multiturn --impl "$1" triton_plain "$gathered" \
             "${fa3[@]}" --warmup 20 --rep 60 --shape "${@:2}"
     }
-    bench gluon 256:16/2 64:64/8:window=128:sinks 64:64/8:sinks 128:32/8
-    bench triton 192/128:32/32 96:32/8
+    bench gluon 256:16/2 64:64/8:window=128:sinks 64:64/8:sinks 192/128:32/32 96:32/8 128:32/8
 fi

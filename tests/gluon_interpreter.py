@@ -18,6 +18,7 @@ pairs are no pairs: P keeps its precision, so that results compare with float64.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
@@ -120,6 +121,10 @@ class Shared:
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.memory.narrow(dim, start, length), self.dtype)
 
+    def reshape(self, shape) -> Shared:
+        assert self.memory.is_contiguous()
+        return Shared(self.memory.view(shape), self.dtype)
+
     def permute(self, order) -> Shared:
         return Shared(self.memory.permute(order), self.dtype)
 
@@ -175,30 +180,35 @@ def wait(bar: Shared, phase) -> None:
     Program.now.wait(over)
 
 
+def _part(x: torch.Tensor, first: list[int], block) -> torch.Tensor:
+    """What of a block from `first` on lies within a tensor; none of its axes begins before it."""
+    return x[tuple(slice(start, start + size) for start, size in zip(first, block, strict=True))]
+
+
 def copy_to_shared(desc, place, bar: Shared, buffer: Shared, pred=True) -> None:
     if not pred:
         return
-    rows, columns = desc.block_shape
-    assert tuple(buffer.shape) == (rows, columns), "a copy must fill its buffer"
+    block = desc.block_shape
+    assert tuple(buffer.shape) == tuple(block), "a copy must fill its buffer"
     buffer.memory.fill_(float("nan") if buffer.memory.is_floating_point() else -(1 << 31))
-    first, column = map(int, place)
+    # From before the first row on there are fewer.
+    first = [int(x) for x in place]
+    skip = [max(-x, 0) for x in first]
 
     def land() -> None:
-        inside = desc.matrix[max(first, 0) : max(first + rows, 0), column : column + columns]
+        inside = _part(desc.view, [max(x, 0) for x in first], [max(x - y, 0) for x, y in zip(block, skip, strict=True)])
         buffer.memory.zero_()
-        skip = max(-first, 0)
-        buffer.memory[skip : skip + inside.shape[0], : inside.shape[1]] = inside
+        _part(buffer.memory, skip, inside.shape).copy_(inside)
 
-    bar.barrier.copies.append((rows * columns * desc.dtype.primitive_bitwidth // 8, land))
+    bar.barrier.copies.append((math.prod(block) * desc.dtype.primitive_bitwidth // 8, land))
 
 
 def copy_to_global(desc, place, buffer: Shared) -> None:
-    rows, columns = desc.block_shape
-    first, column = map(int, place)
+    first = [int(x) for x in place]
 
     def land() -> None:
-        inside = desc.matrix[first : first + rows, column : column + columns]
-        inside.copy_(buffer.memory[: inside.shape[0], : inside.shape[1]])
+        inside = _part(desc.view, first, desc.block_shape)
+        inside.copy_(_part(buffer.memory, [0] * len(first), inside.shape))
 
     Program.now.here.stores.append(land)
 
@@ -363,7 +373,7 @@ def _language() -> ModuleType:
 
 @dataclass
 class TensorDescriptor:
-    """A matrix in global memory, and the block of a copy."""
+    """A matrix in global memory, or one for each head, and the block of a copy."""
 
     base: torch.Tensor
     shape: list[int]
@@ -372,7 +382,7 @@ class TensorDescriptor:
     layout: Any
 
     @property
-    def matrix(self) -> torch.Tensor:
+    def view(self) -> torch.Tensor:
         return self.base.detach().as_strided(self.shape, self.strides)
 
     @property

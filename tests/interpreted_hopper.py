@@ -24,8 +24,8 @@ TREES = {
 
 
 def errors(tree, size, heads, kv_heads, window=0, softcap=0.0, sinks=False, dlse=True, split=None, above=0, programs=3,
-           value_size=None):  # fmt: skip
-    """Of out, lse, dq, dk and dv, relative to the largest value of each."""
+           value_size=None, apart=False):  # fmt: skip
+    """Of out, lse, dq, dk and dv, relative to the largest value of each. `apart`: v is a part of a wider projection."""
     operator.split_heads_override = split
     operator._processors = lambda x: programs
     end = torch.from_numpy(TREES[tree]().subtree_end)
@@ -37,6 +37,8 @@ def errors(tree, size, heads, kv_heads, window=0, softcap=0.0, sinks=False, dlse
         return torch.randn(rows, count, size, generator=g, dtype=torch.float64)
 
     q, k, v = draw(n - above, heads, size), draw(n, kv_heads, size), draw(n, kv_heads, value_size)
+    if apart:
+        v = torch.cat([draw(n, kv_heads, 64), v], 2)[:, :, 64:]
     dout = draw(n - above, heads, value_size)
     upstream = torch.randn(heads, n, generator=g, dtype=torch.float64) if dlse else None
     sink = torch.linspace(-1, 1, heads, dtype=torch.float64) if sinks else None

@@ -7,6 +7,7 @@ proven yet, in every test: a form is proven by passing so.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 
@@ -67,7 +68,8 @@ def kernels(request, monkeypatch):
 
     form = getattr(request, "param", "hopper")
     if os.environ.get("TREEPACK_UNPROVEN"):
-        monkeypatch.setattr(triton_rule, "PROVEN_SIZES", triton_rule.GLUON_SIZES)
+        pairs = tuple(itertools.product(triton_rule.GLUON_SIZES, repeat=2))
+        monkeypatch.setattr(triton_rule, "PROVEN_SIZES", pairs)
         monkeypatch.setattr(triton_rule, "PROVEN_OPTIONS", ("window", "softcap"))
     if form == "portable":
         rule = triton_rule.choose

@@ -56,7 +56,11 @@ WIDE = ["forward_kernel", "dq_kernel", "wide_dkv_kernel", "sum_kernel"]
         ("triton", {"layout": "fused", "size": 128, "dtype": torch.float16}, EVERY),
         ("triton", {"layout": "strided"}, []),
         ("triton", {"layout": "misaligned"}, []),
-        ("triton", {"size": 96}, []),
+        ("triton", {"size": 72}, []),
+        ("gluon", {"size": 96}, EVERY),
+        ("gluon", {"size": 80, "layout": "fused"}, EVERY),
+        ("gluon", {"size": 192, "values": 128, "layout": "latent"}, WIDE),
+        ("gluon", {"size": 128, "values": 64}, EVERY),
         ("triton", {"dtype": torch.float32}, []),
         ("triton", {"sliding_window": 20}, EVERY),
         ("triton", {"softcap": 2.0}, EVERY),
@@ -72,7 +76,7 @@ WIDE = ["forward_kernel", "dq_kernel", "wide_dkv_kernel", "sum_kernel"]
 def test_what_runs(launches, impl, change, expected):
     """The table of docs/kernel.md; without this, every other test here could pass on the portable kernels."""
     change = dict(change)
-    shape = {key: change.pop(key) for key in ("layout", "dtype") if key in change}
+    shape = {key: change.pop(key) for key in ("layout", "dtype", "values") if key in change}
     tensors = leaves(200, 4, 2, change.pop("size", 64), **shape)
     evaluate(attend(random_tree(200), impl, **change), tensors)
     assert launches == expected
@@ -81,7 +85,8 @@ def test_what_runs(launches, impl, change, expected):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": 96}, "head sizes 64, 128, 256, not 96"),
+        ({"size": 72}, "head sizes 64, 80, 96, 128, 192, 256, not 72"),
+        ({"size": 64, "values": 128}, "v of the head size of q and k or a smaller one"),
         ({"dtype": torch.float32}, "bfloat16 and float16, not torch.float32"),
         ({"softcap": 1e-25}, "a softcap of at least"),
         ({"scale": -0.1}, "a scale of at least"),
@@ -92,7 +97,7 @@ def test_what_runs(launches, impl, change, expected):
 )
 def test_gluon_says_what_it_does_not_take(change, message):
     change = dict(change)
-    shape = {key: change.pop(key) for key in ("layout", "dtype") if key in change}
+    shape = {key: change.pop(key) for key in ("layout", "dtype", "values") if key in change}
     tensors = leaves(200, 4, 2, change.pop("size", 64), **shape)
     with pytest.raises(ValueError, match=f'impl="gluon" .*{message}.*impl="triton" takes'):
         evaluate(attend(random_tree(200), **change), tensors)
@@ -143,7 +148,7 @@ def test_a_gradient_of_lse_alone():
         assert (a.double() - b).abs().max() <= 2e-2 * b.abs().max()
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("layout", ["columns", "rows", "fused"])
 def test_layouts_at_odd_lengths(size, layout):
     """With (H N, D), tiles past N hold the next head's rows."""
@@ -151,14 +156,22 @@ def test_layouts_at_odd_lengths(size, layout):
         check(random_tree(n, padding=padding), leaves(n + padding, 6, 2, size, layout=layout), impl="gluon")
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize(("size", "values"), [(192, 128), (192, 192), (128, 64), (256, 96)])
+@pytest.mark.parametrize("layout", ["columns", "latent"])
+def test_two_sizes_at_odd_lengths(size, values, layout):
+    for n, padding in ((1, 0), (130, 0), (385, 140)):
+        tensors = leaves(n + padding, 6, 2, size, layout=layout, values=values)
+        check(random_tree(n, padding=padding), tensors, impl="gluon")
+
+
+@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
 def test_who_computes_an_item_does_not_change_its_bits(monkeypatch, size):
     """One program that walks every item (each ring wraps at every phase), seven, more than there are items; one
     group of heads side by side, or two."""
     from treepack.attention.hopper import launch as gluon_launch
 
     end = tree([*forests.agent(2, 5, 700, 150), (3, [(1, []), (200, [])])], padding=300)
-    tensors = [x.detach() for x in leaves(len(end), 8, 2, size)]
+    tensors = [x.detach() for x in leaves(len(end), 8, 2, size, values=min(size, 128) if size == 192 else None)]
     shared = triton_op.device_limits(0)[0]
     want = attend(end)(*tensors)
     for programs in (1, 7, 10_000):
@@ -179,14 +192,14 @@ def test_upstream_gradients_off_16_bytes(split):
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, tensors, dout), want, strict=True))
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize(("size", "values"), [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (12, 2), (16, 8)])
-def test_some_key_tiles_split(heads, kv_heads, size):
+def test_some_key_tiles_split(heads, kv_heads, size, values):
     """By the rule, on this device: the tiles of the prompt alone, and the same bits from every run."""
     end = tree([(300, [(70, [])] * 60)], padding=200)
     split = int(tree_tiles(end).dkv_items(heads, kv_heads)[0])
     assert 0 < split < 5
-    tensors = leaves(len(end), heads, kv_heads, size)
+    tensors = leaves(len(end), heads, kv_heads, size, values=values)
     check(end, tensors, impl="gluon")
     first = evaluate(attend(end), tensors)
     for _ in range(3):

@@ -160,7 +160,7 @@ def backward_pass(
             from .hopper import launch as hopper_launch
 
             slots = hopper_launch.split_tiles(dkv_items, n, heads, kv_heads)
-            parts = tuple(_empty(lse, slots, heads, 128, x.shape[-1]) for x in (k, v))
+            parts = tuple(_empty(lse, slots, heads, 128, width) for width in hopper_launch.widths(views))
             options = (depth, factor, cap, window, softcap > 0, scale)
             hopper_launch.dq(views, out, dq, lse, delta, dlse, subtree_end, rows128, items128, schedule, *options)
             hopper_launch.dkv(views, dk, dv, parts, lse, delta, subtree_end, schedule, dkv_items, *options)

@@ -20,11 +20,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OLDEST = (8, 0)  # compute capability: bfloat16 products, asynchronous copies
 # Portable; Hopper's where they read the layouts; Hopper's or an error; portable with one form of dK/dV or the other.
 PLAIN, AUTO, GLUON, LOOPED, SPLIT = 0, 1, 2, 3, 4
-GLUON_SIZES = (64, 128, 256)
+GLUON_SIZES = (64, 80, 96, 128, 192, 256)
 GLUON_SCALE = 1e-20  # their mask is -inf before the scale: with one that rounds to 0 it would be NaN
 # What the Hopper kernels have and what ran on a Hopper GPU are two things: "triton" takes the second alone, "gluon" the
 # first. A form moves over when tests/gpu has passed with it there (docs/kernel.md, "Two sets of kernels").
-PROVEN_SIZES = (64, 128, 256)
+PROVEN_SIZES = ((64, 64), (128, 128), (256, 256))
 PROVEN_OPTIONS = ("window", "softcap")
 INTERPRETED = launch.interpreted()
 
@@ -62,7 +62,7 @@ def choose(impl: str, q: Tensor, v: Tensor, window: int, softcap: float, scale: 
         if impl == "gluon":
             raise ValueError(f'impl="gluon" cannot run this: {objection}; impl="triton" takes it')
         return PLAIN
-    if impl != "gluon" and not proven(q.shape[-1], window > 0, softcap > 0):
+    if impl != "gluon" and not proven((q.shape[-1], v.shape[-1]), window > 0, softcap > 0):
         return PLAIN
     untested = version_objection()
     if untested is None:
@@ -83,17 +83,20 @@ def gluon_objection(q: Tensor, v: Tensor, window: int, softcap: float, scale: fl
         return f"they take bfloat16 and float16, not {q.dtype}"
     if q.shape[-1] not in GLUON_SIZES:
         return f"they take head sizes {', '.join(map(str, GLUON_SIZES))}, not {q.shape[-1]}"
-    if v.shape[-1] != q.shape[-1]:
-        return f"they take q, k and v of one head size, not {q.shape[-1]} for q and k and {v.shape[-1]} for v"
+    if v.shape[-1] not in GLUON_SIZES or v.shape[-1] > q.shape[-1]:
+        return (
+            f"they take v of the head size of q and k or a smaller one of {', '.join(map(str, GLUON_SIZES))}, not "
+            f"{q.shape[-1]} for q and k and {v.shape[-1]} for v"
+        )
     if softcap:  # the mask meets the cap then, in place of the scale
         return None if softcap >= GLUON_SCALE else f"they take a softcap of at least {GLUON_SCALE}, not {softcap}"
     return None if scale >= GLUON_SCALE else f"they take a scale of at least {GLUON_SCALE}, not {scale}"
 
 
-def proven(size: int, window: bool, softcap: bool) -> bool:
+def proven(sizes: tuple[int, int], window: bool, softcap: bool) -> bool:
     """Whether the Hopper kernels of this form passed tests/gpu on a Hopper GPU."""
     options = {"window": window, "softcap": softcap}
-    return size in PROVEN_SIZES and all(name in PROVEN_OPTIONS for name, there in options.items() if there)
+    return sizes in PROVEN_SIZES and all(name in PROVEN_OPTIONS for name, there in options.items() if there)
 
 
 def on_hopper(x: Tensor) -> bool:

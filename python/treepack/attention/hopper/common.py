@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from .names import copy_to_shared
+from .names import copy_to_global, copy_to_shared
 
 # Put in before the scale, which therefore must not round to 0 (GLUON_SCALE). A row may see nothing of a tile, even of
 # its first where the tile of the diagonal comes in halves, so the maximum of a row starts at a number: exp2(-inf -
@@ -74,11 +74,19 @@ class Ring:
 
 
 @gluon.jit
+def make_buffers(desc, count: gl.constexpr):
+    """`count` buffers of the descriptor's block, as matrices."""
+    axes: gl.constexpr = len(desc.block_shape)
+    rows: gl.constexpr = desc.block_shape[axes - 2]
+    columns: gl.constexpr = desc.block_shape[axes - 1]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], desc.dtype)
+    return gl.allocate_shared_memory(desc.dtype, [count, rows, columns], layout)
+
+
+@gluon.jit
 def make_ring(desc, stages: gl.constexpr, parts: gl.constexpr = 1):
     """`stages * parts` buffers of the descriptor's block, read by two consumers; with parts, `buffers` by part."""
-    buffers = gl.allocate_shared_memory(
-        desc.dtype, [stages * parts, desc.block_shape[0], desc.block_shape[1]], desc.layout
-    )
+    buffers = make_buffers(desc, stages * parts)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(stages):
@@ -105,11 +113,24 @@ def opaque(i):
 @gluon.jit
 def copy_rows(desc, barrier, buffer, head, row, N, D: gl.constexpr, ROWS: gl.constexpr):
     """Starts the copy of rows row .. of a head: from (N, H * D), or with ROWS from (H * N, D). Past N: zeros, or
-    with ROWS the next head's rows, whose scores the mask then drops (after the last head: zeros)."""
-    if ROWS:
+    with ROWS the next head's rows, whose scores the mask then drops (after the last head: zeros). From a descriptor of
+    (H, N, size) the columns past the size are zeros, too."""
+    if len(desc.block_shape) == 3:
+        copy_to_shared(desc, [head, row, 0], barrier, buffer.reshape([1, buffer.shape[0], D]))
+    elif ROWS:
         copy_to_shared(desc, [head * N + row, 0], barrier, buffer)
     else:
         copy_to_shared(desc, [row, head * D], barrier, buffer)
+
+
+@gluon.jit
+def copy_out(desc, buffer, head, row, D: gl.constexpr):
+    """Starts the copy of a buffer to rows row .. of a head of (N, H * D), or of (H, N, size): as many columns as there
+    are."""
+    if len(desc.block_shape) == 3:
+        copy_to_global(desc, [head, row, 0], buffer.reshape([1, buffer.shape[0], D]))
+    else:
+        copy_to_global(desc, [row, head * D], buffer)
 
 
 @gluon.jit

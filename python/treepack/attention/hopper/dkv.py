@@ -31,15 +31,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .common import NO_ITEM, copy_rows, depth_buffers, make_ring, pack, resident, tanh, unpack
-from .names import copy_to_global, copy_to_shared
+from .common import (
+    NO_ITEM,
+    copy_out,
+    copy_rows,
+    depth_buffers,
+    make_buffers,
+    make_ring,
+    pack,
+    resident,
+    tanh,
+    unpack,
+)
+from .names import copy_to_shared
 
 
 @gluon.jit
 def _copy_queries(
     c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
-    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
-    WINDOW: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Fills use c of the rings with query tile t of head h."""
     s = c % q_ring.stages
@@ -49,8 +60,8 @@ def _copy_queries(
     copy_to_shared(lse_desc, [h, t * BM], q_ring.filled(c), lse.index(s))
     if WINDOW:
         copy_to_shared(depth_desc, [0, t * BM], q_ring.filled(c), depths.index(s))
-    mbarrier.expect(dout_ring.filled(c), BM * D * BYTES + BM * 4)
-    copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM - ABOVE, N - ABOVE, D, DO_ROWS)
+    mbarrier.expect(dout_ring.filled(c), BM * DV * BYTES + BM * 4)
+    copy_rows(dout_desc, dout_ring.filled(c), dout_ring.at(c), h, t * BM - ABOVE, N - ABOVE, DV, DO_ROWS)
     copy_to_shared(delta_desc, [h, t * BM], dout_ring.filled(c), delta.index(s))
 
 
@@ -68,8 +79,8 @@ def window_list(SCHEDULE, tile, N):
 def copy_all_queries(
     q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
     tile, first, stop, head, HEADS,
-    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, DO_ROWS: gl.constexpr,
-    WINDOW: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """The query tiles of a key tile, for one head after another: first .. stop, or those of its window's list."""
     c = 0
@@ -80,14 +91,14 @@ def copy_all_queries(
             for i in range(partials):
                 _copy_queries(
                     c, gl.load(partial + i), h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring,
-                    lse, delta, depths, N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                    lse, delta, depths, N, ABOVE, BM, D, DV, BYTES, Q_ROWS, DO_ROWS, WINDOW
                 )  # fmt: skip
                 c += 1
             t = gl.load(run)
             for _ in range(fulls):
                 _copy_queries(
                     c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths,
-                    N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                    N, ABOVE, BM, D, DV, BYTES, Q_ROWS, DO_ROWS, WINDOW
                 )  # fmt: skip
                 c += 1
                 ended = t + 1 == gl.load(run + 1)  # the lists end with two spare numbers
@@ -97,7 +108,7 @@ def copy_all_queries(
             for t in range(first, stop):
                 _copy_queries(
                     c, t, h, q_desc, dout_desc, lse_desc, delta_desc, depth_desc, q_ring, dout_ring, lse, delta, depths,
-                    N, ABOVE, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+                    N, ABOVE, BM, D, DV, BYTES, Q_ROWS, DO_ROWS, WINDOW
                 )  # fmt: skip
                 c += 1
 
@@ -106,16 +117,16 @@ def copy_all_queries(
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k_buffers, v_buffers,
     q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk, head, HEADS,
-    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
     K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    mbarrier.expect(kv_full, 4 * 64 * D * BYTES)
+    mbarrier.expect(kv_full, 2 * 64 * (D + DV) * BYTES)
     for half in gl.static_range(2):
         copy_rows(k_desc, kv_full, k_buffers.index(half), hk, n0 + half * 64, N, D, K_ROWS)
-        copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, D, V_ROWS)
+        copy_rows(v_desc, kv_full, v_buffers.index(half), hk, n0 + half * 64, N, DV, V_ROWS)
     copy_all_queries(
         q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
-        n0 // 128, first, stop, head, HEADS, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+        n0 // 128, first, stop, head, HEADS, BM, D, DV, BYTES, Q_ROWS, DO_ROWS, WINDOW
     )  # fmt: skip
 
 
@@ -123,7 +134,7 @@ def _produce(
 def _step(
     c, t, dk, dv, k, vs, q_ring, dout_ring, lse_buffers, delta_buffers, depths, rows_n, end_n, too_deep, scale, cap,
     HALF: gl.constexpr, MASK: gl.constexpr, BM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    LS: gl.constexpr, LO: gl.constexpr,
+    LS: gl.constexpr, LO: gl.constexpr, LV: gl.constexpr,
 ):  # fmt: skip
     """Query tile t, number c of this program; t is read with MASK only."""
     DTYPE: gl.constexpr = k.dtype
@@ -155,7 +166,7 @@ def _step(
         delta = delta_buffers.index(c % q_ring.stages).load(LS)
     else:
         packed = pack(p, DTYPE)
-    left = unpack(packed, DTYPE, gl.DotOperandLayout(0, LO, 2))
+    left = unpack(packed, DTYPE, gl.DotOperandLayout(0, LV, 2))
     ds = unpack(pack(p * (dp - delta), DTYPE), DTYPE, gl.DotOperandLayout(0, LO, 2))
     dv = warpgroup_mma(left, dout_ring.at(c), dv, is_async=True)
     dk = warpgroup_mma(ds, q_ring.at(c), dk, is_async=True)
@@ -165,13 +176,23 @@ def _step(
 
 
 @gluon.jit
+def store_part(PARTS, x, part, row, D: gl.constexpr, LAYOUT: gl.constexpr):
+    """64 rows from `row` on of a float32 part, (128, D): `sum_kernel` adds those of a group."""
+    rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), 1)
+    columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
+    gl.store(PARTS + (part.to(gl.int64) * (128 * D) + rows * D + columns), x)
+
+
+@gluon.jit
 def _consume(
     dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, ks, vs, q_ring, dout_ring, lse, delta, depths,
     scale, cap, window, grad_scale, N, n0, first, full_stop, stop, hk, part, HEADS,
-    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    HALF: gl.constexpr, BM: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LV: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     rows_n = n0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
     too_deep = rows_n
@@ -180,7 +201,7 @@ def _consume(
     k = ks.index(HALF)
     v = vs.index(HALF)
     dk = gl.zeros([64, D], gl.float32, LO)
-    dv = gl.zeros([64, D], gl.float32, LO)
+    dv = gl.zeros([64, DV], gl.float32, LV)
     mbarrier.wait(kv_full, 0)
     c = 0
     full_start = gl.minimum(first + 128 // BM, stop)
@@ -190,47 +211,44 @@ def _consume(
             for i in range(partials):
                 dk, dv = _step(
                     c, gl.load(partial + i), dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n,
-                    too_deep, scale, cap, HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                    too_deep, scale, cap, HALF, True, BM, WINDOW, SOFTCAP, LS, LO, LV
                 )  # fmt: skip
                 c += 1
             for _ in range(fulls):
                 dk, dv = _step(
                     c, 0, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
-                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO
+                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO, LV
                 )  # fmt: skip
                 c += 1
         else:
             for t in range(first, full_start):
                 dk, dv = _step(
                     c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
-                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO, LV
                 )  # fmt: skip
                 c += 1
             for t in range(full_start, full_stop):
                 dk, dv = _step(
                     c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
-                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO
+                    HALF, False, BM, WINDOW, SOFTCAP, LS, LO, LV
                 )  # fmt: skip
                 c += 1
             for t in range(full_stop, stop):
                 dk, dv = _step(
                     c, t, dk, dv, k, vs, q_ring, dout_ring, lse, delta, depths, rows_n, end_n, too_deep, scale, cap,
-                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO
+                    HALF, True, BM, WINDOW, SOFTCAP, LS, LO, LV
                 )  # fmt: skip
                 c += 1
     dk = dk * grad_scale
-    if part >= 0:  # a float32 part, (128, D): `sum_kernel` adds those of a group
-        rows = gl.expand_dims(HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
-        columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
-        offsets = part.to(gl.int64) * (128 * D) + rows * D + columns
-        gl.store(DK_PARTS + offsets, dk)
-        gl.store(DV_PARTS + offsets, dv)
+    if part >= 0:
+        store_part(DK_PARTS, dk, part, HALF * 64, D, LO)
+        store_part(DV_PARTS, dv, part, HALF * 64, DV, LV)
     else:
         k.store(dk.to(k.dtype))
         v.store(dv.to(v.dtype))
         fence_async_shared()
-        copy_to_global(dk_desc, [n0 + HALF * 64, hk * D], k)
-        copy_to_global(dv_desc, [n0 + HALF * 64, hk * D], v)
+        copy_out(dk_desc, k, hk, n0 + HALF * 64, D)
+        copy_out(dv_desc, v, hk, n0 + HALF * 64, DV)
         tma.store_wait(0)
 
 
@@ -241,8 +259,8 @@ def _consume(
 def dkv_kernel(
     q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, DK_PARTS, DV_PARTS, lse_desc, delta_desc, END, SCHEDULE, ITEMS,
     scale, grad_scale, N, ABOVE, H, G, depth_desc, DEPTH, window, cap,
-    D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """ITEMS: `tiles.backward_items`. The parts are (split tiles, H, 128, D) float32. The queries are the rows from
     ABOVE on, a multiple of 128. `scale` and what is None are as in the forward kernel; with a window SCHEDULE is that
@@ -266,8 +284,8 @@ def dkv_kernel(
         full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
         kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(kv_full, count=1)
-        k_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], k_desc.layout)
-        v_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], v_desc.layout)
+        k_buffers = make_buffers(k_desc, 2)
+        v_buffers = make_buffers(v_desc, 2)
         q_ring = make_ring(q_desc, STAGES)
         dout_ring = make_ring(dout_desc, STAGES)
         lse = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BM], lse_desc.layout)
@@ -277,13 +295,13 @@ def dkv_kernel(
             [
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k_buffers, v_buffers,
                             q_ring, dout_ring, lse, delta, depths, scale, cap, window, grad_scale, N, n0, first,
-                            full_stop, stop, hk, part, heads, 0, BM, D, WINDOW, SOFTCAP)),
+                            full_stop, stop, hk, part, heads, 0, BM, D, DV, WINDOW, SOFTCAP)),
                 (_consume, (dk_desc, dv_desc, DK_PARTS, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k_buffers, v_buffers,
                             q_ring, dout_ring, lse, delta, depths, scale, cap, window, grad_scale, N, n0, first,
-                            full_stop, stop, hk, part, heads, 1, BM, D, WINDOW, SOFTCAP)),
+                            full_stop, stop, hk, part, heads, 1, BM, D, DV, WINDOW, SOFTCAP)),
                 (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full,
                             k_buffers, v_buffers, q_ring, dout_ring, lse, delta, depths, N, ABOVE, n0, first, stop, hk,
-                            head, heads, BM, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS, WINDOW)),
+                            head, heads, BM, D, DV, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS, WINDOW)),
             ],
             [4, 1],
             [240, 24],
@@ -299,7 +317,8 @@ def dkv_kernel(
 )
 def sum_kernel(
     DK_PARTS, DV_PARTS, DK, DV, SCHEDULE, ITEMS, N, H, BLOCKS,
-    G: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    G: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """A program: ROWS rows of one split tile and one K/V head, of the BLOCKS that a tile has; tiles from the number of
     split ones on (`tiles.backward_items`) do nothing."""
@@ -308,15 +327,20 @@ def sum_kernel(
         block = tl.program_id(0) - slot * BLOCKS
         hk = block // (128 // ROWS)
         rows = (block - hk * (128 // ROWS)) * ROWS + tl.arange(0, ROWS)
-        columns = tl.arange(0, D)[None, :]
-        parts = (slot * H + hk * G).to(tl.int64) * (128 * D) + rows[:, None] * D + columns
-        dk = tl.load(DK_PARTS + parts)
-        dv = tl.load(DV_PARTS + parts)
-        for g in tl.static_range(1, G):
-            dk += tl.load(DK_PARTS + parts + g * (128 * D))
-            dv += tl.load(DV_PARTS + parts + g * (128 * D))
+        first = (slot * H + hk * G).to(tl.int64)
         n = tl.load(SCHEDULE + 4 * slot + 1) * 128 + rows
-        target = (n[:, None].to(tl.int64) * (H // G) + hk) * D + columns
-        inside = n[:, None] < N
-        tl.store(DK + target, dk.to(DK.dtype.element_ty), mask=inside)
-        tl.store(DV + target, dv.to(DV.dtype.element_ty), mask=inside)
+        target = n.to(tl.int64) * (H // G) + hk
+        _add_parts(DK_PARTS, DK, first, rows, target, n < N, G, WIDTH, SIZE)
+        _add_parts(DV_PARTS, DV, first, rows, target, n < N, G, V_WIDTH, V_SIZE)
+
+
+@triton.jit
+def _add_parts(PARTS, OUT, first, rows, target, inside, G: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr):
+    """Parts first .. first + G, (128, WIDTH) each, into rows of SIZE columns."""
+    columns = tl.arange(0, WIDTH)[None, :]
+    parts = first * (128 * WIDTH) + rows[:, None] * WIDTH + columns
+    total = tl.load(PARTS + parts)
+    for g in tl.static_range(1, G):
+        total += tl.load(PARTS + parts + g * (128 * WIDTH))
+    kept = inside[:, None] & (columns < SIZE)
+    tl.store(OUT + target[:, None] * SIZE + columns, total.to(OUT.dtype.element_ty), mask=kept)

@@ -24,24 +24,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .common import NO_ITEM, Ring, copy_rows, depth_buffers, make_ring, pack, tanh, unpack
-from .dkv import copy_all_queries, window_list
-from .names import copy_to_global, thread_barrier
+from .common import NO_ITEM, Ring, copy_out, copy_rows, depth_buffers, make_buffers, make_ring, pack, tanh, unpack
+from .dkv import copy_all_queries, store_part, window_list
+from .names import thread_barrier
 
 
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k, v, q_ring, dout_ring,
     lse, delta, depths, N, ABOVE, tile, n0, first, stop, hk, head, HEADS,
-    BM: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    mbarrier.expect(kv_full, 2 * 64 * D * BYTES)
+    mbarrier.expect(kv_full, 64 * (D + DV) * BYTES)
     copy_rows(k_desc, kv_full, k, hk, n0, N, D, K_ROWS)
-    copy_rows(v_desc, kv_full, v, hk, n0, N, D, V_ROWS)
+    copy_rows(v_desc, kv_full, v, hk, n0, N, DV, V_ROWS)
     copy_all_queries(
         q_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, q_ring, dout_ring, lse, delta, depths, N, ABOVE,
-        tile, first, stop, head, HEADS, BM, D, BYTES, Q_ROWS, DO_ROWS, WINDOW
+        tile, first, stop, head, HEADS, BM, D, DV, BYTES, Q_ROWS, DO_ROWS, WINDOW
     )  # fmt: skip
 
 
@@ -85,18 +85,18 @@ def _values_step(
 
 @gluon.jit
 def _values(
-    dv_desc, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k, q_ring, dout_ring, p_ring, lse, depths, scale, cap, window, N,
-    tile, n0, first, full_stop, stop, hk, part, HEADS,
-    BM: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    dv_desc, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k, leaves, q_ring, dout_ring, p_ring, lse, depths, scale, cap,
+    window, N, tile, n0, first, full_stop, stop, hk, part, HEADS,
+    BM: gl.constexpr, DV: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     rows_n = n0 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     end_n = gl.load(END + rows_n, mask=rows_n < N, other=0)
     too_deep = rows_n
     if WINDOW:  # the depth of the first token below that sees this one no more
         too_deep = gl.load(DEPTH + rows_n, mask=rows_n < N, other=0) + window
-    dv = gl.zeros([64, D], gl.float32, LO)
+    dv = gl.zeros([64, DV], gl.float32, LO)
     mbarrier.wait(kv_full, 0)
     c = 0
     full_start = gl.minimum(first + 1, stop)
@@ -134,27 +134,25 @@ def _values(
                     WINDOW, SOFTCAP, LS, LO
                 )  # fmt: skip
                 c += 1
-    _store(dv_desc, DV_PARTS, dv, k, n0, n0 - tile * 128, hk, part, D, LO)
+    _store(dv_desc, DV_PARTS, dv, leaves, n0, n0 - tile * 128, hk, part, DV, LO)
 
 
 @gluon.jit
 def _store(desc, PARTS, x, buffer, n0, row, hk, part, D: gl.constexpr, LO: gl.constexpr):
     """64 rows from n0 on through a buffer, or as rows `row` .. of a float32 part, (128, D), for `sum_kernel`."""
     if part >= 0:
-        rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, LO)), 1)
-        columns = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LO)), 0)
-        gl.store(PARTS + (part.to(gl.int64) * (128 * D) + rows * D + columns), x)
+        store_part(PARTS, x, part, row, D, LO)
     else:
         buffer.store(x.to(buffer.dtype))
         fence_async_shared()
-        copy_to_global(desc, [n0, hk * D], buffer)
+        copy_out(desc, buffer, hk, n0, D)
         tma.store_wait(0)
 
 
 @gluon.jit
 def _keys(
-    dk_desc, DK_PARTS, SCHEDULE, kv_full, v, q_ring, dout_ring, p_ring, delta, grad_scale, N, tile, n0, first, stop, hk,
-    part, HEADS,
+    dk_desc, DK_PARTS, SCHEDULE, kv_full, v, leaves, q_ring, dout_ring, p_ring, delta, grad_scale, N, tile, n0, first,
+    stop, hk, part, HEADS,
     BM: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = v.dtype
@@ -181,7 +179,7 @@ def _keys(
         dk = warpgroup_mma(ds, q_ring.at(c), dk, is_async=True)
         dk = warpgroup_mma_wait(0, deps=[dk])
         q_ring.release(c)
-    _store(dk_desc, DK_PARTS, dk * grad_scale, v, n0, n0 - tile * 128, hk, part, D, LO)
+    _store(dk_desc, DK_PARTS, dk * grad_scale, leaves, n0, n0 - tile * 128, hk, part, D, LO)
 
 
 @gluon.jit
@@ -203,8 +201,8 @@ def _exchange(BM: gl.constexpr, STAGES: gl.constexpr):
 def wide_dkv_kernel(
     q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, DK_PARTS, DV_PARTS, lse_desc, delta_desc, END, SCHEDULE, ITEMS,
     scale, grad_scale, N, ABOVE, H, G, depth_desc, DEPTH, window, cap,
-    D: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """Two programs an item, which take its halves; the arguments are those of `dkv_kernel`."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -226,8 +224,13 @@ def wide_dkv_kernel(
         full_stop = gl.minimum(gl.maximum(gl.load(SCHEDULE + 4 * tile + 3) // BM, full_start), stop)
         kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(kv_full, count=1)
-        k = gl.allocate_shared_memory(DTYPE, [64, D], k_desc.layout)
-        v = gl.allocate_shared_memory(DTYPE, [64, D], v_desc.layout)
+        k = make_buffers(k_desc, 1).index(0)
+        v = make_buffers(v_desc, 1).index(0)
+        dv = k  # through which dV leaves
+        dk = v
+        if D != DV:
+            dv = make_buffers(dv_desc, 1).index(0)
+            dk = make_buffers(dk_desc, 1).index(0)
         q_ring = make_ring(q_desc, STAGES)
         dout_ring = make_ring(dout_desc, STAGES)
         p_ring = _exchange(BM, STAGES)
@@ -236,14 +239,14 @@ def wide_dkv_kernel(
         depths = depth_buffers(depth_desc, lse, WINDOW, STAGES)
         gl.warp_specialize(
             [
-                (_values, (dv_desc, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k, q_ring, dout_ring, p_ring, lse, depths,
-                           scale, cap, window, N, tile, n0, first, full_stop, stop, hk, part, heads, BM, D, WINDOW,
-                           SOFTCAP)),
-                (_keys, (dk_desc, DK_PARTS, SCHEDULE, kv_full, v, q_ring, dout_ring, p_ring, delta, grad_scale, N, tile,
-                         n0, first, stop, hk, part, heads, BM, D, WINDOW)),
+                (_values, (dv_desc, DV_PARTS, END, DEPTH, SCHEDULE, kv_full, k, dv, q_ring, dout_ring, p_ring, lse,
+                           depths, scale, cap, window, N, tile, n0, first, full_stop, stop, hk, part, heads, BM, DV,
+                           WINDOW, SOFTCAP)),
+                (_keys, (dk_desc, DK_PARTS, SCHEDULE, kv_full, v, dk, q_ring, dout_ring, p_ring, delta, grad_scale, N,
+                         tile, n0, first, stop, hk, part, heads, BM, D, WINDOW)),
                 (_produce, (q_desc, k_desc, v_desc, dout_desc, lse_desc, delta_desc, depth_desc, SCHEDULE, kv_full, k,
                             v, q_ring, dout_ring, lse, delta, depths, N, ABOVE, tile, n0, first, stop, hk, head, heads,
-                            BM, D, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS, WINDOW)),
+                            BM, D, DV, BYTES, Q_ROWS, K_ROWS, V_ROWS, DO_ROWS, WINDOW)),
             ],
             [4, 1],
             [240, 24],

@@ -29,8 +29,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .common import (
     LOG2E,
     copy_keys,
+    copy_out,
     copy_rows,
     depth_buffers,
+    make_buffers,
     make_ring,
     next_tile,
     pack,
@@ -40,26 +42,26 @@ from .common import (
     tile_list,
     unpack,
 )
-from .names import copy_to_global, thread_barrier
+from .names import thread_barrier
 
 
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, depth_desc, LIST_ROWS, LIST_ITEMS, q_ring, dout, out,
     k_ring, v_ring, ends, depths, N, ABOVE, tile, h, G,
-    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SHIFT: gl.constexpr,
+    BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, WINDOW: gl.constexpr, SHIFT: gl.constexpr,
 ):  # fmt: skip
     full = q_ring.filled(0)
-    mbarrier.expect(full, (2 if SHIFT else 3) * 2 * 64 * D * BYTES)
+    mbarrier.expect(full, 2 * 64 * (D + (DV if SHIFT else 2 * DV)) * BYTES)
     for half in gl.static_range(2):
         row = tile * 128 - ABOVE + half * 64
-        copy_rows(dout_desc, full, dout.index(half), h, row, N - ABOVE, D, DO_ROWS)
+        copy_rows(dout_desc, full, dout.index(half), h, row, N - ABOVE, DV, DO_ROWS)
         if SHIFT:
-            mbarrier.expect(k_ring.filled(half), 64 * D * BYTES)
-            copy_rows(out_desc, k_ring.filled(half), out.index(half), h, row, N - ABOVE, D, False)
+            mbarrier.expect(k_ring.filled(half), 64 * DV * BYTES)
+            copy_rows(out_desc, k_ring.filled(half), out.index(half), h, row, N - ABOVE, DV, False)
         else:
-            copy_rows(out_desc, full, out.index(half), h, row, N - ABOVE, D, False)
+            copy_rows(out_desc, full, out.index(half), h, row, N - ABOVE, DV, False)
         copy_rows(q_desc, full, q_ring.buffers.index(half), h, row, N - ABOVE, D, Q_ROWS)
     run, last, partials, total = tile_list(LIST_ROWS, LIST_ITEMS, tile)
     hk = h // G
@@ -74,8 +76,8 @@ def _produce(
                 BYTES, K_ROWS, WINDOW
             )  # fmt: skip
             v_ring.acquire(j)
-            mbarrier.expect(v_ring.filled(j), BN * D * BYTES)
-            copy_rows(v_desc, v_ring.filled(j), v_ring.at(j), hk, key * BN, N, D, V_ROWS)
+            mbarrier.expect(v_ring.filled(j), BN * DV * BYTES)
+            copy_rows(v_desc, v_ring.filled(j), v_ring.at(j), hk, key * BN, N, DV, V_ROWS)
         n, run = next_tile(i, n, run, last, partials)
 
 
@@ -83,13 +85,13 @@ def _produce(
 def _step(
     i, dq, qs, douts, lse, delta, k_ring, v_ring, ends, depths, rows_m, too_high, first_n, scale, cap,
     HALF: gl.constexpr, MASK: gl.constexpr, DIAGONAL: gl.constexpr, BN: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, SHIFT: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
+    SOFTCAP: gl.constexpr, SHIFT: gl.constexpr, WIDE: gl.constexpr, LS: gl.constexpr, LO: gl.constexpr,
 ):  # fmt: skip
     """Step i: use i of V's ring, i + SHIFT of K's."""
     DTYPE: gl.constexpr = qs.dtype
     zero = gl.zeros([64, BN], gl.float32, LS)
     k_ring.wait(i + SHIFT)
-    q = resident(qs, HALF) if SHIFT else qs.index(HALF)
+    q = resident(qs, HALF) if WIDE else qs.index(HALF)
     s = warpgroup_mma(q, k_ring.at(i + SHIFT).permute([1, 0]), zero, use_acc=False, is_async=True)
     v_ring.wait(i)
     dout = resident(douts, HALF)
@@ -128,11 +130,13 @@ def _step(
 def _consume(
     dq_desc, LSE, DELTA, DLSE, DEPTH, LIST_ROWS, LIST_ITEMS, q_ring, douts, outs, k_ring, v_ring, ends, depths, scale,
     cap, window, grad_scale, row_h, N, ABOVE, tile, h,
-    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HAS_DLSE: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, SHIFT: gl.constexpr,
+    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, HAS_DLSE: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, SHIFT: gl.constexpr,
 ):  # fmt: skip
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LV: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
+    WIDE: gl.constexpr = D > 128
     m0 = tile * 128
     rows_m = m0 + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LS))
     row = h.to(gl.int64) * row_h
@@ -145,7 +149,7 @@ def _consume(
     q_ring.wait(0)
     if SHIFT:
         k_ring.wait(HALF)
-    product = outs.index(HALF).load(LO).to(gl.float32) * douts.index(HALF).load(LO).to(gl.float32)
+    product = outs.index(HALF).load(LV).to(gl.float32) * douts.index(HALF).load(LV).to(gl.float32)
     delta = gl.convert_layout(gl.sum(product, 1), gl.SliceLayout(1, LS))
     if HAS_DLSE:
         delta -= LOG2E * gl.load(DLSE + h.to(gl.int64) * N + rows_m, mask=rows_m < N, other=0.0)
@@ -160,21 +164,21 @@ def _consume(
     for part in gl.static_range(PARTS):
         dq = _step(
             part, dq, qs, douts, lse, delta, k_ring, v_ring, ends, depths, rows_m, too_high, m0 + part * BN, scale, cap,
-            HALF, True, True, BN, WINDOW, SOFTCAP, SHIFT, LS, LO
+            HALF, True, True, BN, WINDOW, SOFTCAP, SHIFT, WIDE, LS, LO
         )  # fmt: skip
     for i in range(PARTS, partials * PARTS):
         dq = _step(
             i, dq, qs, douts, lse, delta, k_ring, v_ring, ends, depths, rows_m, too_high, m0, scale, cap, HALF, True,
-            False, BN, WINDOW, SOFTCAP, SHIFT, LS, LO
+            False, BN, WINDOW, SOFTCAP, SHIFT, WIDE, LS, LO
         )  # fmt: skip
     for i in range(partials * PARTS, total * PARTS):
         dq = _step(
             i, dq, qs, douts, lse, delta, k_ring, v_ring, ends, depths, rows_m, too_high, m0, scale, cap, HALF, False,
-            False, BN, WINDOW, SOFTCAP, SHIFT, LS, LO
+            False, BN, WINDOW, SOFTCAP, SHIFT, WIDE, LS, LO
         )  # fmt: skip
     q.store((dq * grad_scale).to(q.dtype))
     fence_async_shared()
-    copy_to_global(dq_desc, [m0 - ABOVE + HALF * 64, h * D], q)
+    copy_out(dq_desc, q, h, m0 - ABOVE + HALF * 64, D)
     tma.store_wait(0)
 
 
@@ -185,8 +189,9 @@ def _consume(
 def dq_kernel(
     q_desc, k_desc, v_desc, dout_desc, out_desc, dq_desc, ends_desc, LSE, DELTA, DLSE, LIST_ROWS, LIST_ITEMS, SCHEDULE,
     scale, grad_scale, row_h, N, ABOVE, n_tiles, G, SECTION, depth_desc, DEPTH, window, cap,
-    D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, HAS_DLSE: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, DO_ROWS: gl.constexpr, HAS_DLSE: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """SECTION heads side by side walk the tiles of the queries, which are the rows from ABOVE on (a multiple of 128):
     the one with the longest list first. `scale` and what is None are as in the forward kernel."""
@@ -194,10 +199,10 @@ def dq_kernel(
     BYTES: gl.constexpr = DTYPE.primitive_bitwidth // 8
     tile, h = query_item(gl.program_id(0), SCHEDULE, n_tiles, SECTION)
     q_ring = make_ring(q_desc, 1, 2)
-    dout = gl.allocate_shared_memory(DTYPE, [2, 64, D], dout_desc.layout)
-    SHIFT: gl.constexpr = 2 if D > 128 else 0
+    dout = make_buffers(dout_desc, 2)
+    SHIFT: gl.constexpr = 2 if DV > 128 else 0
     if SHIFT == 0:
-        out = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
+        out = make_buffers(out_desc, 2)
     k_ring = make_ring(k_desc, STAGES)
     v_ring = make_ring(v_desc, 1 if SHIFT else STAGES)
     if SHIFT:
@@ -207,13 +212,13 @@ def dq_kernel(
     gl.warp_specialize(
         [
             (_consume, (dq_desc, LSE, DELTA, DLSE, DEPTH, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring,
-                        ends, depths, scale, cap, window, grad_scale, row_h, N, ABOVE, tile, h, 0, BN, D, HAS_DLSE,
+                        ends, depths, scale, cap, window, grad_scale, row_h, N, ABOVE, tile, h, 0, BN, D, DV, HAS_DLSE,
                         WINDOW, SOFTCAP, SHIFT)),
             (_consume, (dq_desc, LSE, DELTA, DLSE, DEPTH, LIST_ROWS, LIST_ITEMS, q_ring, dout, out, k_ring, v_ring,
-                        ends, depths, scale, cap, window, grad_scale, row_h, N, ABOVE, tile, h, 1, BN, D, HAS_DLSE,
+                        ends, depths, scale, cap, window, grad_scale, row_h, N, ABOVE, tile, h, 1, BN, D, DV, HAS_DLSE,
                         WINDOW, SOFTCAP, SHIFT)),
             (_produce, (q_desc, k_desc, v_desc, dout_desc, out_desc, ends_desc, depth_desc, LIST_ROWS, LIST_ITEMS,
-                        q_ring, dout, out, k_ring, v_ring, ends, depths, N, ABOVE, tile, h, G, BN, D, BYTES, Q_ROWS,
+                        q_ring, dout, out, k_ring, v_ring, ends, depths, N, ABOVE, tile, h, G, BN, D, DV, BYTES, Q_ROWS,
                         K_ROWS, V_ROWS, DO_ROWS, WINDOW, SHIFT)),
         ],
         [4, 1],

@@ -37,8 +37,10 @@ from .common import (
     LOWEST,
     MASKED,
     copy_keys,
+    copy_out,
     copy_rows,
     depth_buffers,
+    make_buffers,
     make_ring,
     next_tile,
     opaque,
@@ -49,24 +51,24 @@ from .common import (
     tile_list,
     unpack,
 )
-from .names import copy_to_global, copy_to_shared, thread_barrier
+from .names import copy_to_shared, thread_barrier
 
 
 @gluon.jit
 def _copy_values(
-    v_desc, v_ring, use, head, n, N, BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr
+    v_desc, v_ring, use, head, n, N, BN: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, ROWS: gl.constexpr
 ):
     v_ring.acquire(use)
-    mbarrier.expect(v_ring.filled(use), BN * D * BYTES)
-    copy_rows(v_desc, v_ring.filled(use), v_ring.at(use), head, n * BN, N, D, ROWS)
+    mbarrier.expect(v_ring.filled(use), BN * DV * BYTES)
+    copy_rows(v_desc, v_ring.filled(use), v_ring.at(use), head, n * BN, N, DV, ROWS)
 
 
 @gluon.jit
 def _produce(
     q_desc, k_desc, v_desc, ends_desc, depth_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header, q_ring, k_ring,
     v_ring, ends, depths, N, ABOVE, n_tiles, n_items, G, SECTION,
-    BN: gl.constexpr, D: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, WINDOW: gl.constexpr,
+    BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, BYTES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     PARTS: gl.constexpr = 128 // BN
     FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
@@ -104,7 +106,7 @@ def _produce(
                 k_desc, ends_desc, depth_desc, k_ring, ends, depths, c + part, part, partials * PARTS, hk, key + 1, N,
                 BN, D, BYTES, K_ROWS, WINDOW
             )  # fmt: skip
-            _copy_values(v_desc, v_ring, c + part - 1, hk, key, N, BN, D, BYTES, V_ROWS)
+            _copy_values(v_desc, v_ring, c + part - 1, hk, key, N, BN, DV, BYTES, V_ROWS)
             key += 1
         for i in range(1, total):
             n, run = next_tile(i - 1, n, run, last, partials)
@@ -116,9 +118,9 @@ def _produce(
                     k_desc, ends_desc, depth_desc, k_ring, ends, depths, c + j, j, partials * PARTS, hk, key, N, BN, D,
                     BYTES, K_ROWS, WINDOW
                 )  # fmt: skip
-                _copy_values(v_desc, v_ring, c + j - 1, hk, before, N, BN, D, BYTES, V_ROWS)
+                _copy_values(v_desc, v_ring, c + j - 1, hk, before, N, BN, DV, BYTES, V_ROWS)
         c += total * PARTS
-        _copy_values(v_desc, v_ring, c - 1, hk, key, N, BN, D, BYTES, V_ROWS)
+        _copy_values(v_desc, v_ring, c - 1, hk, key, N, BN, DV, BYTES, V_ROWS)
         item = following
         tile = tile_after
         h = h_after
@@ -199,12 +201,12 @@ def _read(header):
 def _consume(
     out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers, scale, cap, window,
     row_h, N, ABOVE,
-    HALF: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
+    HALF: gl.constexpr, BN: gl.constexpr, DV: gl.constexpr, DTYPE: gl.constexpr, HAS_SINKS: gl.constexpr,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     PARTS: gl.constexpr = 128 // BN
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     q = q_ring.buffers.index(HALF)
     out = out_buffers.index(HALF)
     c = 0
@@ -240,7 +242,7 @@ def _consume(
         )
         l_i = gl.sum(p, 1)
         packed = pack(p, DTYPE)
-        o = gl.zeros([64, D], gl.float32, LO)
+        o = gl.zeros([64, DV], gl.float32, LO)
         for part in gl.static_range(1, PARTS):
             o, packed, m_i, l_i = _step(
                 c + part, o, packed, m_i, l_i, q_ring, k_ring, v_ring, ends, depths, rows_m, too_high, scale, cap, True,
@@ -283,7 +285,7 @@ def _consume(
         real_o = rows_o < gl.load(END + rows_o, mask=rows_o < N, other=0)
         out.store(gl.where(gl.expand_dims(real_o, 1), o * share, 0.0).to(DTYPE))
         fence_async_shared()
-        copy_to_global(out_desc, [m0 - ABOVE + HALF * 64, h * D], out)
+        copy_out(out_desc, out, h, m0 - ABOVE + HALF * 64, DV)
         if OUT_IN_Q:
             tma.store_wait(0)
             thread_barrier()  # the thread that reports it need not be the one that stored
@@ -304,8 +306,8 @@ def _consume(
 def forward_kernel(
     q_desc, k_desc, v_desc, out_desc, ends_desc, LSE, END, SINKS, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE,
     scale, row_h, N, ABOVE, n_tiles, n_items, G, SECTION, depth_desc, DEPTH, window, cap,
-    D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr, K_ROWS: gl.constexpr,
-    V_ROWS: gl.constexpr, HAS_SINKS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, Q_ROWS: gl.constexpr,
+    K_ROWS: gl.constexpr, V_ROWS: gl.constexpr, HAS_SINKS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """One program per multiprocessor. `scale` gives base-2 logits, with SOFTCAP the argument of tanh, which `cap` turns
     into base-2 logits; the queries are the rows from ABOVE on, a multiple of 128; SCHEDULE[4 i] is their tile with the
@@ -319,20 +321,20 @@ def forward_kernel(
     v_ring = make_ring(v_desc, STAGES)
     ends = gl.allocate_shared_memory(gl.int32, [STAGES, 1, BN], ends_desc.layout)
     depths = depth_buffers(depth_desc, ends, WINDOW, STAGES)
-    OUT_IN_Q: gl.constexpr = D > 128
+    OUT_IN_Q: gl.constexpr = DV > 128
     out_buffers = q_ring.buffers
     if not OUT_IN_Q:
-        out_buffers = gl.allocate_shared_memory(DTYPE, [2, 64, D], out_desc.layout)
+        out_buffers = make_buffers(out_desc, 2)
     gl.warp_specialize(
         [
             (_consume, (out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers,
-                        scale, cap, window, row_h, N, ABOVE, 0, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
+                        scale, cap, window, row_h, N, ABOVE, 0, BN, DV, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
                         OUT_IN_Q)),
             (_consume, (out_desc, LSE, END, SINKS, DEPTH, header, q_ring, k_ring, v_ring, ends, depths, out_buffers,
-                        scale, cap, window, row_h, N, ABOVE, 1, BN, D, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
+                        scale, cap, window, row_h, N, ABOVE, 1, BN, DV, DTYPE, HAS_SINKS, WINDOW, SOFTCAP,
                         OUT_IN_Q)),
             (_produce, (q_desc, k_desc, v_desc, ends_desc, depth_desc, LIST_ROWS, LIST_ITEMS, SCHEDULE, QUEUE, header,
-                        q_ring, k_ring, v_ring, ends, depths, N, ABOVE, n_tiles, n_items, G, SECTION, BN, D, BYTES,
+                        q_ring, k_ring, v_ring, ends, depths, N, ABOVE, n_tiles, n_items, G, SECTION, BN, D, DV, BYTES,
                         Q_ROWS, K_ROWS, V_ROWS, WINDOW)),
         ],
         [4, 1],

@@ -52,7 +52,8 @@ KNOWN = launch_is_known()
 
 
 class _Kernel:
-    """A Gluon kernel and its compilations, one for each device, dtype, head size and set of constants."""
+    """A Gluon kernel and its compilations, one for each device, dtype, head size, axes of the descriptors and set of
+    constants."""
 
     def __init__(self, function: Any):
         self.function = function
@@ -60,7 +61,7 @@ class _Kernel:
         self.first = threading.Lock()
 
     def launch(self, programs: int, like: Tensor, arguments: list[Any], constants: dict[str, Any]) -> None:
-        key = (like.device.index, like.dtype, *constants.values())
+        key = (like.device.index, like.dtype, len(arguments[0].shape), *constants.values())
         compiled = self.compiled.get(key)
         if compiled is not None and KNOWN:
             compiled[programs, 1, 1](*arguments, *constants.values())
@@ -76,31 +77,51 @@ forward_launch, dq_launch, dkv_launch, wide_dkv_launch, sum_launch = map(
 
 
 class View(NamedTuple):
-    """A (N, H, D) tensor as the matrix that descriptors read."""
+    """A (N, H, D) tensor as descriptors read it: as one matrix, or by heads, (H, N, D)."""
 
     tensor: Tensor
     shape: list[int]
-    stride: int
+    strides: list[int]
     layout: int
 
     def tiles(self, rows: int) -> _Descriptor:
-        block = [rows, self.tensor.shape[-1]]
-        layout = table.matrix(block[1], self.tensor.dtype)
-        return _Descriptor(self.tensor, self.shape, [self.stride, 1], block, layout)
+        """In tiles of `rows` rows and the next power of two of columns; those that are not there are 0."""
+        block = [1] * (len(self.shape) - 2) + [rows, table.width(self.tensor.shape[-1])]
+        layout = table.matrix(block[-1], self.tensor.dtype, len(block))
+        return _Descriptor(self.tensor, self.shape, self.strides, block, layout)
 
 
-def views(*tensors: Tensor) -> list[View] | None:
+def views(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> list[View] | None:
     """The tensors as descriptors read them where they lie, or None where one of them cannot be read so."""
-    found = [matrix_view(x) for x in tensors]
-    if None in found:
+    heads = table.by_heads(q.shape[-1], v.shape[-1])
+    found = [_by_heads(x) if heads else _as_matrix(x) for x in (q, k, v, *more)]
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def _as_matrix(x: Tensor) -> View | None:
+    found = matrix_view(x)
+    if found is None:
         return None
-    return [View(x, *view) for x, view in zip(tensors, found, strict=True)]
+    shape, stride, layout = found
+    return View(x, shape, [stride, 1], layout)
 
 
-def _target(x: Tensor) -> _Descriptor:
-    """What a consumer writes: tiles of 64 rows of a contiguous (N, H, D) tensor."""
+def _by_heads(x: Tensor) -> View | None:
     n, heads, size = x.shape
-    return View(x, [n, heads * size], heads * size, COLUMNS).tiles(64)
+    # The stride of an axis of one is anything.
+    of_row, of_head = (heads * size if n == 1 else x.stride(0)), (size if heads == 1 else x.stride(1))
+    aligned = all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in (of_row, of_head))
+    if not aligned or x.stride(2) != 1 or x.data_ptr() % 16:
+        return None
+    return View(x, [heads, n, size], [of_head, of_row, 1], COLUMNS)
+
+
+def _target(x: Tensor, like: View) -> _Descriptor:
+    """What a consumer writes: tiles of 64 rows of a contiguous (N, H, D) tensor, as the sources are read."""
+    n, heads, size = x.shape
+    if len(like.shape) == 3:
+        return View(x, [heads, n, size], [size, heads * size, 1], COLUMNS).tiles(64)
+    return View(x, [n, heads * size], [heads * size, 1], COLUMNS).tiles(64)
 
 
 def _rows(x: Tensor, heads: int, n: int, stride: int, block: int) -> _Descriptor:
@@ -123,6 +144,12 @@ def _options(depth: Tensor | None, n: int, block: int, window: int, cap: float, 
     return [*found, cap if softcap else None]
 
 
+def widths(sources: list[View]) -> tuple[int, int]:
+    """Columns of a tile of q and k, and of v."""
+    size, v_size = (table.width(sources[i].tensor.shape[-1]) for i in (0, 2))
+    return size, v_size
+
+
 def _layouts(sources: list[View]) -> dict[str, bool]:
     return dict(zip(("Q_ROWS", "K_ROWS", "V_ROWS", "DO_ROWS"), (x.layout == ROWS for x in sources), strict=False))
 
@@ -135,22 +162,23 @@ def forward(
     """Fills out, as q, and lse (H, N) from q (the last rows of N), k and v (N, H_kv, D); `scale` gives base-2 logits,
     with `softcap` the argument of tanh, which `cap` turns into them; `depth` is read with a window (0: none)."""
     q, k, v = sources
-    n, kv_heads, size = k.tensor.shape
+    n, kv_heads, _ = k.tensor.shape
+    size, v_size = widths(sources)
     heads, above = out.shape[1], n - out.shape[0]
     group = heads // kv_heads
     tiles = -(-out.shape[0] // 128)
     # Two groups of heads side by side fill the chip more evenly where both find their K and V in the cache.
-    pairs = heads % (2 * group) == 0 and 2 * 2 * n * size * out.element_size() <= SECTION_BYTES
+    pairs = heads % (2 * group) == 0 and 2 * n * (size + v_size) * out.element_size() <= SECTION_BYTES
     keys = table.forward_keys(size)
     queue = torch.zeros(1, dtype=torch.int32, device=out.device)
     forward_launch.launch(
         min(processors, tiles * heads), out,
-        [q.tiles(64), k.tiles(keys), v.tiles(keys), _target(out), _tokens(subtree_end, n, keys), lse, subtree_end,
+        [q.tiles(64), k.tiles(keys), v.tiles(keys), _target(out, q), _tokens(subtree_end, n, keys), lse, subtree_end,
          subtree_end if sinks is None else sinks.float().contiguous(), list_rows, list_items, schedule, queue,
          scale, lse.stride(0), n, above, tiles, tiles * heads, group, (2 if pairs else 1) * group,
          *_options(depth, n, keys, window, cap, softcap)],
-        {"D": size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_SINKS": sinks is not None,
-         "WINDOW": window > 0, "SOFTCAP": softcap},
+        {"D": size, "DV": v_size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources),
+         "HAS_SINKS": sinks is not None, "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
 
 
@@ -161,18 +189,19 @@ def dq(
 ) -> None:  # fmt: skip
     """Fills dq, as q, and delta (H, N) from q, k, v and dout."""
     q, k, v, dout = sources
-    n, kv_heads, size = k.tensor.shape
+    n, kv_heads, _ = k.tensor.shape
+    size, v_size = widths(sources)
     heads, above = out.shape[1], n - out.shape[0]
     group = heads // kv_heads
     tiles = -(-out.shape[0] // 128)
     keys = table.dq_keys(size, window > 0 or softcap)
     dq_launch.launch(
         tiles * heads, out,
-        [q.tiles(64), k.tiles(keys), v.tiles(keys), dout.tiles(64), _target(out), _target(dq),
+        [q.tiles(64), k.tiles(keys), v.tiles(keys), dout.tiles(64), _target(out, q), _target(dq, q),
          _tokens(subtree_end, n, keys), lse, delta, lse if dlse is None else dlse, list_rows, list_items, schedule,
          scale, grad_scale, lse.stride(0), n, above, tiles, group, group,
          *_options(depth, n, keys, window, cap, softcap)],
-        {"D": size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_DLSE": dlse is not None,
+        {"D": size, "DV": v_size, "BN": keys, "STAGES": table.STAGES, **_layouts(sources), "HAS_DLSE": dlse is not None,
          "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
 
@@ -187,26 +216,27 @@ def dkv(
     subtree_end: Tensor, schedule: Tensor, items: Tensor, depth: Tensor | None, scale: float, cap: float, window: int,
     softcap: bool, grad_scale: float,
 ) -> None:  # fmt: skip
-    """Fills dk and dv (N, H_kv, D); `parts`: two times (split tiles, H, 128, D) float32 for the query heads alone."""
+    """Fills dk and dv (N, H_kv, D); `parts`: two times (split tiles, H, 128, columns of a
+    tile) float32 for the query heads alone."""
     q, k, v, dout = sources
-    n, kv_heads, size = dk.shape
+    n, kv_heads, _ = dk.shape
+    size, v_size = widths(sources)
     heads, above = q.tensor.shape[1], n - q.tensor.shape[0]
     group = heads // kv_heads
     wide = size > table.WIDE  # then two programs an item
     (wide_dkv_launch if wide else dkv_launch).launch(
         (len(items) - 1) * (2 if wide else 1), q.tensor,
-        [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk), _target(dv), *parts,
-         *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
+        [q.tiles(table.QUERIES), k.tiles(64), v.tiles(64), dout.tiles(table.QUERIES), _target(dk, q), _target(dv, q),
+         *parts, *(_rows(x, heads, n, x.stride(0), table.QUERIES) for x in (lse, delta)), subtree_end, schedule, items,
          scale, grad_scale, n, above, heads, group, *_options(depth, n, table.QUERIES, window, cap, softcap)],
-        {"D": size, "BM": table.QUERIES, "STAGES": table.query_stages(size), **_layouts(sources), "WINDOW": window > 0,
-         "SOFTCAP": softcap},
+        {"D": size, "DV": v_size, "BM": table.QUERIES, "STAGES": table.query_stages(size), **_layouts(sources),
+         "WINDOW": window > 0, "SOFTCAP": softcap},
     )  # fmt: skip
     slots = parts[0].shape[0]
     if slots:
         blocks = 128 // table.SUM_ROWS * kv_heads
         sum_launch.launch(
-            slots * blocks,
-            dk,
-            [*parts, dk, dv, schedule, items, n, heads, blocks],
-            {"G": group, "D": size, "ROWS": table.SUM_ROWS},
-        )
+            slots * blocks, dk, [*parts, dk, dv, schedule, items, n, heads, blocks],
+            {"G": group, "WIDTH": size, "V_WIDTH": v_size, "SIZE": dk.shape[2], "V_SIZE": dv.shape[2],
+             "ROWS": table.SUM_ROWS},
+        )  # fmt: skip

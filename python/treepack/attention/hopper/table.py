@@ -43,33 +43,53 @@ def query_stages(size: int) -> int:
 
 
 @functools.cache
-def matrix(size: int, dtype) -> gl.NVMMASharedLayout:
+def matrix(size: int, dtype, axes: int = 2) -> gl.NVMMASharedLayout:
     """Layout in shared memory of rows of a head, read by wgmma as it lies; `dtype` of torch, or "bf16", "fp16"."""
     half = gl.float16 if str(dtype) in ("fp16", "torch.float16") else gl.bfloat16
-    return gl.NVMMASharedLayout.get_default_for([64, size], half)
+    return gl.NVMMASharedLayout.get_default_for([1] * (axes - 2) + [64, size], half)
+
+
+def by_heads(size: int, v_size: int) -> bool:
+    """Whether q and k of one size and v of another are read and written by heads, (H, N, size), and not as one matrix:
+    where a tile is wider than a head, its other columns would be those of the next one."""
+    return v_size != size or width(size) != size
+
+
+def width(size: int) -> int:
+    """Columns of a tile."""
+    return 1 << (size - 1).bit_length()
 
 
 def variants(kernels, sizes, dtypes):
     """Every form of every kernel with tensors read as (N, H D), and the first form with (H N, D), in bfloat16; the
-    first form in float16, which differs by one conversion. window: with sinks, as in gpt-oss; options: all of them."""
+    first form in float16, which differs by one conversion. window: with sinks, as in gpt-oss; options: all of them.
+    `sizes`: of q and k, and of v."""
     every = ("rows", "window", "options")
     forms = {"forward": ("plain", "sinks", *every), "dkv": ("plain", *every), "dq": ("plain", "dlse", *every)}
-    for name, size, dtype in itertools.product(kernels, sizes, dtypes):
+    for name, pair, dtype in itertools.product(kernels, sizes, dtypes):
         for variant in forms[name] if dtype == "bf16" else forms[name][:1]:
-            yield name, size, dtype, variant
+            if variant != "rows" or not by_heads(*pair):
+                yield name, pair, dtype, variant
 
 
-def describe(name: str, size: int, dtype: str, variant: str):
+def describe(name: str, pair: tuple[int, int], dtype: str, variant: str):
     """(kernel, constants, descriptors {argument: (dtype or None, block, layout)}) of one variant."""
-    lay = matrix(size, dtype)
+    size, v_size = map(width, pair)
     rows, window, softcap = variant == "rows", variant in ("window", "options"), variant == "options"
     block = {"forward": forward_keys(size), "dq": dq_keys(size, window or softcap), "dkv": QUERIES}[name]
-    half, keys = (None, (64, size), lay), (None, (block, size), lay)
+
+    def tile(rows: int, columns: int):
+        axes = 3 if by_heads(*pair) else 2
+        return None, (*[1] * (axes - 2), rows, columns), matrix(columns, dtype, axes)
+
+    half, v_half = tile(64, size), tile(64, v_size)
+    keys, values = tile(block, size), tile(block, v_size)
     depths = {"depth_desc": ("i32", (1, block), VECTOR)} if window else {}
     options = {"WINDOW": window, "SOFTCAP": softcap}
     dkv = {"BM": QUERIES, "STAGES": query_stages(size)}
     constants = {
         "D": size,
+        "DV": v_size,
         **(dkv if name == "dkv" else {"BN": block, "STAGES": STAGES}),
         "Q_ROWS": rows,
         "K_ROWS": rows,
@@ -78,21 +98,22 @@ def describe(name: str, size: int, dtype: str, variant: str):
     if name == "forward":
         constants |= {"HAS_SINKS": variant == "sinks" or window, **options}
         descriptors = {
-            "q_desc": half, "k_desc": keys, "v_desc": keys, "out_desc": half, "ends_desc": ("i32", (1, block), VECTOR)
+            "q_desc": half, "k_desc": keys, "v_desc": values, "out_desc": v_half,
+            "ends_desc": ("i32", (1, block), VECTOR),
         }  # fmt: skip
         return forward_kernel, constants, descriptors | depths
     constants["DO_ROWS"] = rows
     if name == "dq":
         constants |= {"HAS_DLSE": variant == "dlse" or softcap, **options}
         descriptors = {
-            "q_desc": half, "k_desc": keys, "v_desc": keys, "dout_desc": half, "out_desc": half, "dq_desc": half,
+            "q_desc": half, "k_desc": keys, "v_desc": values, "dout_desc": v_half, "out_desc": v_half, "dq_desc": half,
             "ends_desc": ("i32", (1, block), VECTOR),
         }  # fmt: skip
         return dq_kernel, constants, descriptors | depths
     constants |= options
-    queries, row = (None, (QUERIES, size), lay), ("fp32", (1, QUERIES), VECTOR)
+    row = ("fp32", (1, QUERIES), VECTOR)
     descriptors = {
-        "q_desc": queries, "k_desc": half, "v_desc": half, "dout_desc": queries, "lse_desc": row, "delta_desc": row,
-        "dk_desc": half, "dv_desc": half,
+        "q_desc": tile(QUERIES, size), "k_desc": half, "v_desc": v_half, "dout_desc": tile(QUERIES, v_size),
+        "lse_desc": row, "delta_desc": row, "dk_desc": half, "dv_desc": v_half,
     }  # fmt: skip
     return wide_dkv_kernel if size > WIDE else dkv_kernel, constants, descriptors | depths
