@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     tokens: tuple[int, ...]
     """Tokens of a chunk, ascending."""
     fixed: int
-    """A chunk costs as much as so many tokens before its first one; docs/recurrent.md has the measurement."""
+    """A chunk costs as much as so many tokens before its first one, as measured."""
 
 
 class Walk(NamedTuple):
