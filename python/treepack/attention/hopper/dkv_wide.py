@@ -7,7 +7,8 @@ the key tile of an item of `tiles.backward_items`, 64 keys, and its consumers di
 
 Two products each, and each keeps one accumulator of 64 x 256 in registers. P is handed over in float32, in two buffers
 that take turns, with the slope of tanh where there is a cap. K, V and two buffers of Q and dO, 64 queries each: 226 KB
-of shared memory. dV leaves through K's buffer and dK through V's, which nobody else reads.
+of shared memory. dV leaves through K's buffer and dK through V's, which nobody else reads; where v is narrower each has
+one of its own (192 / 128: 225 KB).
 
 Queries, masks and lists are those of `dkv`, and so are the parts that `sum_kernel` adds.
 """

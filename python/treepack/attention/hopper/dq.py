@@ -10,8 +10,8 @@
 128 query rows (64 a consumer) against 128 key rows, or 64 (BN) where registers are short; Q, dO and out resident, two K
 and two V buffers: 225 KB of shared memory at D = 128. The walk over the tiles, of 128 whatever BN is, and the masks are
 those of the forward kernel. An accumulator in flight over the loop's edge would make ptxas serialise every product
-(C7512), so each step waits for its own. At D = 256 there is one V buffer, and none for out: it comes through those of
-K, as their first uses (SHIFT): 225 KB.
+(C7512), so each step waits for its own. At DV = 256 there is one V buffer, and none for out: it comes through those
+of K, as their first uses (SHIFT): 225 KB, as at D = 256 and DV = 128 with all of them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@
 256 64 key rows (BN), and the output leaves through Q's buffer, which is freed when it has left: 193 KB again. The
 tile of the diagonal comes first and is masked by both rules; the other partial tiles lie before it, so
 `m < subtree_end[n]`, which comes with K, is all they need, and with a window the depths, which come the same way; runs
-of full tiles come last, unmasked.
+of full tiles come last, unmasked. q and k are D wide, v and the output DV: powers of two, of which the columns that a
+head does not have are 0. At 192 / 128, D = 256 and DV = 128, the output has a buffer of its own: 193 KB.
 
 The next item goes to the program that asks first (an atomic counter, QUEUE): a program's fixed cost is paid once, and
 none waits for another. Which program computes an item has no influence on its bits. The header tells the consumers
