@@ -4,7 +4,7 @@ comes before its own import, it does so in a tenth of the time.
 Its l2norm kernels are compiled and measured 25 times anew for every 65,536 rows more: minutes, in a bench over several
 trees. Their forms run at the speed of memory (within 2 % of each other on an H200), so that one is given, by the
 library's own files of settings. All others are measured, for 20 ms a form instead of 100, and the forms of a kernel are
-compiled side by side before (where Triton can: 3.4 and newer).
+compiled side by side before, where this Triton can.
 """
 
 from __future__ import annotations

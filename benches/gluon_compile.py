@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import triton
+from head_shapes import Sizes
 from ptxas_report import SHARED_MEMORY, compile_for
 from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -25,10 +26,10 @@ import source_tree  # noqa: F401
 
 from treepack.attention.hopper import table as gluon_table
 
+SIZES = [Sizes.read(text) for text in ("64", "96", "128", "192/128", "256")]
 SPILLS = 64  # bytes of loop-invariant words, stored before the loops and read once a step: seen to cost nothing
 # A soft cap beside two accumulators of 64 registers each, and D = 256. Only the plain forward kernel of the
-# last was looked at (3.6): its words are stored and read outside the loops over tiles. No GPU ran any of them yet.
-PAIRS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+# last was looked at (3.6): its words are stored and read outside the loops over tiles.
 FORMS = ("plain", "sinks", "dlse", "rows", "window", "options")
 MORE_SPILLS = {("dkv", 128, "options"): 192}
 MORE_SPILLS |= {(kernel, 256, form): 192 for kernel in ("forward", "dq") for form in FORMS}
@@ -61,15 +62,10 @@ def source(kernel, constants: dict, descriptors: dict, dtype: str) -> GluonASTSo
     return GluonASTSource(kernel, signature, constexprs, attributes)
 
 
-def pair(text: str) -> tuple[int, int]:
-    size, _, v_size = text.partition("/")
-    return int(size), int(v_size or size)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", nargs="*", default=["forward", "dkv", "dq"])
-    parser.add_argument("--size", nargs="*", type=pair, default=PAIRS, help="of q and k, or 192/128: and of v")
+    parser.add_argument("--size", nargs="*", type=Sizes.read, default=SIZES, help="of q and k, or 192/128: and of v")
     parser.add_argument("--dtype", nargs="*", default=["bf16", "fp16"])
     parser.add_argument("--variant", nargs="*", help="default: all")
     parser.add_argument("--ptx", type=Path, help="folder to write the PTX into")
@@ -82,15 +78,9 @@ def main() -> int:
         kernel, constants, descriptors = gluon_table.describe(name, sizes, dtype, variant)
         started = time.time()
         compiled, usage = compile_for(source(kernel, constants, descriptors, dtype), 90, gluon_table.OPTIONS)
-        row = {
-            "kernel": name,
-            "size": "/".join(map(str, sizes if sizes[0] != sizes[1] else sizes[:1])),
-            "dtype": dtype,
-            "variant": variant,
-            **usage,
-        }
+        row = {"kernel": name, "size": str(sizes), "dtype": dtype, "variant": variant, **usage}
         row["green"] = (
-            row["spills"] <= MORE_SPILLS.get((name, gluon_table.width(sizes[0]), variant), SPILLS)
+            row["spills"] <= MORE_SPILLS.get((name, gluon_table.width(sizes.head), variant), SPILLS)
             and row["shared"] <= SHARED_MEMORY[90]
             and not row["warnings"]
         )

@@ -206,7 +206,7 @@ def bench(name: str, budget: int, model: Any, arguments: argparse.Namespace, fir
     values: dict[str, tuple[float, list[Tensor]]] = {}
     for way in arguments.ways:
         run, sizes = getattr(passes, way)()
-        # What trees within the budget and samples alone compile and allocate is the same for all sets and budgets.
+        # Ranges pin host memory of their own sizes; what the other ways compile is the same for all sets and budgets.
         warm_up = way == "cut" or (way == "packed" and first)
         loss, found, seconds, peak = measure(run, model, 1 if way == "alone" else arguments.repeats, warm_up)
         if sizes.get("times", 1) == 1:
@@ -256,7 +256,7 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--budgets", nargs="+", type=int, default=[16384, 32768])
     parser.add_argument("--ways", nargs="+", default=["cut", "packed", "alone"], choices=["cut", "packed", "alone"])
-    parser.add_argument("--repeats", type=int, default=3, help="passes after a warm-up; the samples alone take one")
+    parser.add_argument("--repeats", type=int, default=3, help="passes that are timed; the samples alone take one")
     parser.add_argument("--alone-every", type=int, default=1, help="of the batches of samples alone, every so many-th")
     parser.add_argument("--samples", type=int, help="the first so many of each set")
     parser.add_argument("--layers", type=int, default=28)

@@ -105,7 +105,7 @@ def scan(kind: str, name: str, end: np.ndarray, options) -> None:
     raw = sum(map(len, paths))
     if options.chunk:
         chunked.chunk_size = lambda *_: options.chunk
-    size = chunked.chunk_size(segments, chunked.LINEAR_SIZES if kind == "linear" else chunked.DELTA_SIZES)
+    size = chunked.chunk_size(segments, compare.chunk_sizes(kind))
     way = chunked.walk(segments, size)
     longest = int((way.paths[:, 1] - way.paths[:, 0]).max())
     print(f"{kind} {name}: N {n}, raw {raw}, {len(segments.starts)} segments, {len(way.chunks)} chunks of {size} "
@@ -138,8 +138,7 @@ def kernels(kind: str, name: str, end: np.ndarray) -> None:
     leaves = compare.inputs(kind, len(end))
     print(f"{kind} {name}", {key: tuple(x.shape) for key, x in leaves.items()})
     chosen = chunked.chunk_size
-    sizes = {"delta": chunked.DELTA_SIZES, "kda": chunked.KDA_SIZES, "linear": chunked.LINEAR_SIZES}[kind]
-    for size in (*sizes.tokens, 0):
+    for size in (*compare.chunk_sizes(kind).tokens, 0):
         chunked.chunk_size = (lambda *_, size=size: size) if size else chosen
         tree = compare.tree_of(end)
         call = partial(compare.on_tree, kind, leaves, tree) if size else partial(compare.alone, kind, leaves, None)

@@ -54,10 +54,11 @@ struct Place {
 ///
 /// `cu_segments` are the offsets of the segments in depth-first order, `parents` the parent segment of each, -1 at a root.
 pub fn cut(cu_segments: &[i32], parents: &[i32], max_rows: u32, max_ancestors: u32) -> Result<Vec<i32>, u32> {
-    let full = cut_by(cu_segments, parents, max_rows, max_ancestors, |_| max_rows)?;
+    let (full, full_cost) = cut_by(cu_segments, parents, max_rows, max_ancestors, |_| max_rows)?;
+    let dearer = PART * cu_segments.last().map_or(0, |&rows| i128::from(rows)) / DEARER;
     match cut_by(cu_segments, parents, max_rows, max_ancestors, |depth| most_rows(max_rows, depth)) {
-        Ok(shorter) if shorter.1 - full.1 <= PART * full.0[full.0.len() - 1] as i128 / DEARER => Ok(shorter.0),
-        _ => Ok(full.0),
+        Ok((shorter, cost)) if cost <= full_cost + dearer => Ok(shorter),
+        _ => Ok(full),
     }
 }
 

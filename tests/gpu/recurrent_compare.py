@@ -25,6 +25,13 @@ SHAPES = {
 CHANNELS, WIDTH = 8192, 4  # of Qwen3.5's convolution
 
 
+def chunk_sizes(kind: str) -> Any:
+    """The chunks that a scan can be walked in."""
+    from treepack.recurrent import chunked
+
+    return {"delta": chunked.DELTA_SIZES, "kda": chunked.KDA_SIZES, "linear": chunked.LINEAR_SIZES}[kind]
+
+
 def tree_of(end: Any) -> SimpleNamespace:
     """What the operators read of a tree, from `subtree_end` on the host; what they derive is kept with it."""
     return SimpleNamespace(subtree_end=torch.as_tensor(end).cuda(), derived={})

@@ -42,6 +42,7 @@ def launches(monkeypatch) -> list[str]:
     return ran
 
 
+SIZES = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 EVERY = ["forward_kernel", "dq_kernel", "dkv_kernel", "sum_kernel"]
 WIDE = ["forward_kernel", "dq_kernel", "wide_dkv_kernel", "sum_kernel"]
 
@@ -164,14 +165,14 @@ def test_two_sizes_at_odd_lengths(size, values, layout):
         check(random_tree(n, padding=padding), tensors, impl="gluon")
 
 
-@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
-def test_who_computes_an_item_does_not_change_its_bits(monkeypatch, size):
+@pytest.mark.parametrize(("size", "values"), SIZES)
+def test_who_computes_an_item_does_not_change_its_bits(monkeypatch, size, values):
     """One program that walks every item (each ring wraps at every phase), seven, more than there are items; one
     group of heads side by side, or two."""
     from treepack.attention.hopper import launch as gluon_launch
 
     end = tree([*forests.agent(2, 5, 700, 150), (3, [(1, []), (200, [])])], padding=300)
-    tensors = [x.detach() for x in leaves(len(end), 8, 2, size, values=min(size, 128) if size == 192 else None)]
+    tensors = [x.detach() for x in leaves(len(end), 8, 2, size, values=values)]
     shared = triton_op.device_limits(0)[0]
     want = attend(end)(*tensors)
     for programs in (1, 7, 10_000):
@@ -192,7 +193,7 @@ def test_upstream_gradients_off_16_bytes(split):
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, tensors, dout), want, strict=True))
 
 
-@pytest.mark.parametrize(("size", "values"), [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize(("size", "values"), SIZES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (12, 2), (16, 8)])
 def test_some_key_tiles_split(heads, kv_heads, size, values):
     """By the rule, on this device: the tiles of the prompt alone, and the same bits from every run."""

@@ -85,8 +85,7 @@ def test_bits_compilations_and_no_waiting(kind):
 
     def form(tree):
         segments = tree_segments(tree)
-        sizes = {"delta": chunked.DELTA_SIZES, "kda": chunked.KDA_SIZES, "linear": chunked.LINEAR_SIZES}[kind]
-        size = chunked.chunk_size(segments, sizes)
+        size = chunked.chunk_size(segments, compare.chunk_sizes(kind))
         return size, chunked.walk(segments, size).narrow
 
     compared = 0

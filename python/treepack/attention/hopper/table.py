@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import triton
 from triton.experimental.gluon import language as gl
 
 from ..versions import COMPILE
@@ -57,7 +58,7 @@ def by_heads(size: int, v_size: int) -> bool:
 
 def width(size: int) -> int:
     """Columns of a tile."""
-    return 1 << (size - 1).bit_length()
+    return triton.next_power_of_2(size)
 
 
 def variants(kernels, sizes, dtypes):
